@@ -30,7 +30,7 @@ from dedup.candidates.repeated_spans import (
     write_cut,
 )
 from dedup.candidates.repeated_units import check_left_alone
-from dedup.spans.blocks import MAX_BYTES, MIN_BYTES
+from dedup.spans.blocks import MAX_BYTES, MIN_BYTES, note_compilation
 from dedup.spans.joins import KeepSpan
 from gristmill.command import command
 from gristmill.counts import CHANGED, Counts
@@ -86,6 +86,7 @@ def remove_spans(
     table = cut_path(target_dir)
     with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format, [table]) as (run, files, targets):
         check_left_alone(leave_alone, {file.source for file in files})
+        note_compilation(options.quiet)
         spans = _find_spans(run, files, min, keep, tuple(leave_alone))
         lost = run.work / "lost.parquet"
         given = {"size": min, "min_left": min_left, "min_share": min_share}

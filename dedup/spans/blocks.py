@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gristmill import kernels
 from gristmill.kernels import kernel
 
 MIN_BYTES = 16  # of a window: shorter ones repeat in any language
@@ -43,6 +44,12 @@ class Piece(NamedTuple):
 def gram_bytes(size: int) -> int:
     """Return the length of a gram, given that of a window: so long that few grams repeat without their windows."""
     return size // 2
+
+
+def note_compilation(quiet: bool = False) -> None:
+    """Print a note on standard error if the kernels have to be compiled first."""
+    if not quiet:
+        kernels.note_compilation(_find_blocks, seconds=5)
 
 
 def cut_pieces(data: bytes, row: int, size: int, first: int = 0, windows: int | None = None) -> Iterator[Piece]:
