@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.bench_personal import measure
 from gristmill.errors import UsageError
-from gristmill_cli.data_card import card
+from gristmill_cli.cards.data_card import card
 from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Filter, Mix, RunConfig, Tokenizer

@@ -159,3 +159,27 @@ def test_the_variables_of_mpich() -> None:
     ]  # fmt: skip
     adopt_launcher(alone := {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"})
     assert "RANK" not in alone
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_node_with_another_version_is_refused_by_all(other: bool) -> None:
+    port = free_port()
+    code = "import training.distributed.process_group as group\n"
+    processes = []
+    for rank in range(2):
+        patch = "group._describe_versions = lambda: 'gristmill 0.0.9, torch 2.1'\n" if other and rank == 1 else ""
+        start = (
+            "from gristmill.errors import UsageError\n"
+            "try:\n    with group.init_distributed('cpu'):\n        print('met')\n"
+            "except UsageError as error:\n    print(error)\n"
+        )
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        environment |= {"MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        command = [sys.executable, "-c", code + patch + start]
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=patience(90))[0].strip() for process in processes]
+    if not other:
+        assert said == ["met", "met"]
+    else:
+        assert said[0] == said[1] and said[0].startswith("rank 1 has gristmill 0.0.9, torch 2.1 on ")
+        assert "and rank 0 has gristmill " in said[0] and "\n" not in said[0]

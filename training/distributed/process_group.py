@@ -1,9 +1,11 @@
 """Process group: joins that of torchrun, gives each rank its device, and runs an action on rank 0 only."""
 
 import os
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -92,11 +94,18 @@ def _init_process_group(kind: str, timeout: float) -> None:
     store, rank, size = _meet()
     # torchrun may keep one store over restarts, which still has the addresses of dead processes
     store = dist.PrefixStore(restart_prefix(), store)
+    store.set(f"versions {rank}", f"{_describe_versions()} on {socket.gethostname()}")
     if not wait_for_all(store, "started", size, _START_TIMEOUT):  # a start may take longer than a collective waits
         raise UsageError(
             f"only {store.add('started', 0)} of {size} ranks started within {_START_TIMEOUT.total_seconds():g} s; "
             "look for the others' errors in the launcher's output"
         )
+    stored = store.multi_get([f"versions {number}" for number in range(size)])
+    try:
+        _require_same_versions([versions.decode() for versions in stored])
+    except UsageError:
+        wait_for_all(store, "compared", size, timedelta(seconds=timeout))  # rank 0 may be the store
+        raise
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except RuntimeError as error:
@@ -104,6 +113,27 @@ def _init_process_group(kind: str, timeout: float) -> None:
             f"rank {rank} and the other {size - 1} could not connect within --timeout, {timeout:g} s: one has died, or "
             f"the machine is busy; try a higher --timeout ({str(error).strip().splitlines()[0]:.150})"
         ) from error
+
+
+def _describe_versions() -> str:
+    """Return the versions that decide whether ranks understand each other, and compute the same."""
+    try:
+        own = version("gristmill")
+    except PackageNotFoundError:  # a checkout that was not installed
+        own = "(not installed)"
+    return f"gristmill {own}, torch {torch.__version__}"
+
+
+def _require_same_versions(of_ranks: Sequence[str]) -> None:
+    """Raise UsageError where a rank has other versions than rank 0; each is `VERSIONS on HOST`."""
+    first = of_ranks[0]
+    expected = first.rpartition(" on ")[0]
+    for rank, found in enumerate(of_ranks):
+        if found.rpartition(" on ")[0] != expected:
+            raise UsageError(
+                f"rank {rank} has {found}, and rank 0 has {first}: expected the same on all nodes; install the same "
+                "versions, such as by pip install -c constraints.txt"
+            )
 
 
 def _meet() -> tuple[dist.Store, int, int]:
