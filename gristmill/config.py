@@ -161,6 +161,8 @@ def _from_tables(cls: type, tables: Sequence[tuple[str, dict[str, Any]]], prefix
                     raise UsageError(f"{file}: {prefix}{key} is {value!r}; expected a table [{prefix}{key}]")
             values[field.name] = _from_tables(typing.cast(type, section), given, f"{prefix}{key}.")
         elif given:
+            for file, value in given[:-1]:  # also one that a later file replaces has to be of the type
+                _convert(value, section, f"{file}: {prefix}{key}")
             files = ", ".join(file for file, _ in given)
             value = functools.reduce(_laid_over, [value for _, value in given])
             is_merged = len(given) > 1 and isinstance(value, dict)

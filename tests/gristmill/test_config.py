@@ -56,6 +56,25 @@ def test_defaults_then_the_file_then_the_command_line(file: Path) -> None:
         assert over.stones.speed == 2.0 and isinstance(over.stones.speed, float)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("weights = 3", "over.toml: weights: expected"),
+        ("kind = 3", "over.toml: kind: expected"),
+        ("stones = 3", "over"),
+    ],
+)
+def test_a_file_of_another_type_is_refused_also_where_a_later_one_replaces_it(
+    file: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    over = tmp_path / "over.toml"
+    over.write_text(text)
+    for files in (("--config", str(over), "--config", str(file)), ("--config", str(file), "--config", str(over))):
+        with pytest.raises(UsageError, match=said) as refused:
+            load_config(Mill, files)
+        assert "\n" not in str(refused.value)
+
+
 def test_a_later_file_is_laid_over_an_earlier_one(file: Path, tmp_path: Path) -> None:
     """Key by key, in tables, too; the command line is above both."""
     over = tmp_path / "over.toml"
