@@ -254,6 +254,13 @@ def test_bands_have_weights_of_their_own_in_the_mix(folder: Path, capfd: pytest.
             epochs = weight * of_band
             assert sum(chosen) == round(epochs * len(chosen))
             assert {*chosen} <= {int(epochs), int(epochs) + 1}
+    run(load_config(RunConfig, [*options, "--workers", "2", "--out", "again"]))
+    for name in ("score_bands.json", "low_scores.parquet"):
+        assert (folder / "again" / name).read_bytes() == (folder / "out" / name).read_bytes()
+    decided = sorted((folder / "out/mix").rglob("*.parquet"))
+    assert decided
+    for path in decided:
+        assert (folder / "again/mix" / path.relative_to(folder / "out/mix")).read_bytes() == path.read_bytes()
     toml.write_text(toml.read_text().replace("weight = 0.25", "weight = 0"))
     run(load_config(RunConfig, options))
     said = capfd.readouterr()
