@@ -44,7 +44,7 @@ from preprocessing.tokenizer.shard_files import (
 )
 from preprocessing.tokenizer.shard_joining import shard_name
 
-STAGE = Stage("encode", version=1, libraries=("zstandard", "pyarrow", "sentencepiece"))
+STAGE = Stage("encode", version=2, libraries=("zstandard", "pyarrow", "sentencepiece"))
 TRAIN = "train"
 HOLDOUT = "holdout"
 MIN_PARTS = 8  # for the workers

@@ -47,7 +47,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "out", "{folder}/link", "/link is a link to nowhere, which does not exist: create that folder, or"),
     ("", "out", "{folder}/link/out", "/link is a link to nowhere, which does not exist"),
     ("", "steps", "my_rules:keep", "--steps: expected tables [[steps]] in a file; try --config FILE"),
-    ("", "sources", "a column", "--sources: expected a table of tables"),
+    ("", "sources", "a column", "--sources.a]: expected a table, got"),
     ("", "scores", "edu.bin", "--scores: expected"),
     ("", "from", "tokenise", "expected"),
     ("", "from", "to_hash", "--from to_hash: normalize_text has not finished: give --from normalize_text"),
