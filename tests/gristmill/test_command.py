@@ -68,7 +68,8 @@ def test_ctrl_c_while_modules_are_imported_is_said_without_a_traceback(tmp_path:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); sys.argv[1] = 'run'; import gristmill_cli.__main__ as m; m.main()"
     )
-    assert say(subprocess.DEVNULL, words=(sys.executable, "-c", code, str(tmp_path))) == (-signal.SIGINT, "interrupted\n")
+    words = (sys.executable, "-c", code, str(tmp_path))
+    assert say(subprocess.DEVNULL, words=words) == (-signal.SIGINT, "interrupted\n")
 
 
 def test_a_closed_output_is_no_error() -> None:
