@@ -182,7 +182,7 @@ def encode_slice(part: Slice, options: ChatOptions) -> EncodedChats:
     mask: list[bool] = []
     source = source_of(part.name) if "/" in part.name else _SOURCE
     encoded = EncodedChats(source, np.empty(0, np.int64), np.empty(0, bool))
-    for document in read_documents(part, counts, _LeftOut(encoded)):
+    for document in read_documents(part, counts, _ChatRejects(encoded)):
         try:
             chat = template.apply(document.value(options.column), document.value("tools"))
             own_ids, own_mask = encode_chat(model, chat.text, chat.spans, options.end)
@@ -218,7 +218,7 @@ def encode_chat(
     return ids, mask
 
 
-class _LeftOut(Rejects):
+class _ChatRejects(Rejects):
     """Notes malformed records, without a file of them."""
 
     def __init__(self, encoded: EncodedChats) -> None:

@@ -37,7 +37,7 @@ _ITEMS = 5  # that are printed
 _SHOWN = 300  # characters of a passage
 
 
-class Place(msgspec.Struct):
+class FoundIn(msgspec.Struct):
     """A passage of a training document that has an item: exact, or a near-duplicate; the share of the item's words.
 
     `key` is the document's key in the corpus, where a data run knows it.
@@ -63,7 +63,7 @@ class ItemContamination(msgspec.Struct):
     item: int
     contamination: Kind
     documents: dict[str, int]
-    places: list[Place]
+    places: list[FoundIn]
     metrics: dict[str, object]
 
 
@@ -72,9 +72,9 @@ class _Places:
     """Documents that have an item: their number by kind of match, and the best passages."""
 
     documents: dict[str, int] = field(default_factory=lambda: {EXACT: 0, NEAR: 0})
-    best: list[Place] = field(default_factory=list)
+    best: list[FoundIn] = field(default_factory=list)
 
-    def add(self, places: Sequence[Place], documents: dict[str, int]) -> None:
+    def add(self, places: Sequence[FoundIn], documents: dict[str, int]) -> None:
         """Add documents, and keep the best of all passages, equally good ones in their order."""
         for kind, count in documents.items():
             self.documents[kind] += count
@@ -177,12 +177,12 @@ def search_part(part: Part, index: IndexFiles, near: float) -> dict[int, _Places
     folder = str(part.folder) if isinstance(part, TokenPart) else ""
     found = dict[int, _Places]()
     for document in part.read():
-        of_document = dict[int, Place]()
+        of_document = dict[int, FoundIn]()
         for match in benchmarks.find(find_words(document.text)):
             row = int(benchmarks.items.column("item")[match.item].as_py().rpartition("@")[2])
             text = document.text[match.start : min(match.end, match.start + _SHOWN)]
             kind = NEAR if match.near else EXACT
-            place = Place(kind, round(match.share, 3), folder, document.name, document.source, text, document.number)
+            place = FoundIn(kind, round(match.share, 3), folder, document.name, document.source, text, document.number)
             before = of_document.get(row)
             if before is None or (place.match == EXACT, place.share) > (before.match == EXACT, before.share):
                 of_document[row] = place
@@ -191,9 +191,9 @@ def search_part(part: Part, index: IndexFiles, near: float) -> dict[int, _Places
     return found
 
 
-def _name_documents(places: Iterable[Place]) -> None:
+def _name_documents(places: Iterable[FoundIn]) -> None:
     """Fill in the keys in the corpus of documents of tokens, where a data run knows them."""
-    of_folders = dict[str, list[Place]]()
+    of_folders = dict[str, list[FoundIn]]()
     for place in places:
         if place.number >= 0:
             of_folders.setdefault(place.folder, []).append(place)

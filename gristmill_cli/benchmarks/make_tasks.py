@@ -46,7 +46,7 @@ metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 """
 
 
-class Item(msgspec.Struct):
+class ClozeItem(msgspec.Struct):
     """A context, its possible continuations, the number of the right one, and the document that they are from."""
 
     context: str
@@ -86,7 +86,7 @@ class Passages(NamedTuple):
     ranks: dict[str, int]
 
 
-MakeItem = Callable[[Passages, int, random.Random], Item | None]
+MakeItem = Callable[[Passages, int, random.Random], ClozeItem | None]
 
 
 def make_tasks(
@@ -171,7 +171,7 @@ def _passages_of(text: str, document: str, source: str) -> Iterator[Passage]:
             yield passage
 
 
-def _make_items(passages: Passages, make: MakeItem, count: int, seed: str) -> Iterator[Item]:
+def _make_items(passages: Passages, make: MakeItem, count: int, seed: str) -> Iterator[ClozeItem]:
     """Yield the items of a task, of the first passages that have one."""
     made = 0
     for number, passage in enumerate(passages.ordered):
@@ -183,7 +183,7 @@ def _make_items(passages: Passages, make: MakeItem, count: int, seed: str) -> It
             return
 
 
-def _next_word(passages: Passages, number: int, draw: random.Random) -> Item | None:
+def _next_word(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:
     passage = passages.ordered[number]
     words = passage.words()
     places = [place for place in range(_WORDS // 2, _WORDS) if _is_plain(words[place])]
@@ -200,7 +200,7 @@ def _as_frequent(passages: Passages, word: str) -> list[str]:
     return [other for other in near if other != word]
 
 
-def _repeated_word(passages: Passages, number: int, draw: random.Random) -> Item | None:
+def _repeated_word(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:
     passage = passages.ordered[number]
     words = passage.words()
     places = []
@@ -214,7 +214,7 @@ def _repeated_word(passages: Passages, number: int, draw: random.Random) -> Item
     return _item(passage, place, words[place], [word for word in others if word != words[place]], draw)
 
 
-def _ending(passages: Passages, number: int, draw: random.Random) -> Item | None:
+def _ending(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:
     passage = passages.ordered[number]
     place = _WORDS - _ENDING
     others = [other for other in passages.ordered if other.document != passage.document]
@@ -224,7 +224,7 @@ def _ending(passages: Passages, number: int, draw: random.Random) -> Item | None
     return _item(passage, place, passage.after(place), [other.after(place) for other in others], draw)
 
 
-def _word_order(passages: Passages, number: int, draw: random.Random) -> Item | None:
+def _word_order(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:
     passage = passages.ordered[number]
     place = _WORDS - _ENDING
     words = passage.words()[place:]
@@ -236,7 +236,7 @@ def _word_order(passages: Passages, number: int, draw: random.Random) -> Item | 
     return _item(passage, place, " ".join(words), list(others), draw)
 
 
-def _item(passage: Passage, place: int, right: str, others: Sequence[str], draw: random.Random) -> Item | None:
+def _item(passage: Passage, place: int, right: str, others: Sequence[str], draw: random.Random) -> ClozeItem | None:
     """Return an item with the right answer among others that are drawn; None where there are too few others."""
     wrong = [other for other in dict.fromkeys(others) if other != right]
     if len(wrong) < _CHOICES - 1:
@@ -244,7 +244,7 @@ def _item(passage: Passage, place: int, right: str, others: Sequence[str], draw:
     choices = draw.sample(wrong, _CHOICES - 1)
     answer = draw.randrange(_CHOICES)
     choices.insert(answer, right)
-    return Item(passage.before(place), choices, answer, passage.document, passage.source)
+    return ClozeItem(passage.before(place), choices, answer, passage.document, passage.source)
 
 
 def _is_plain(word: str) -> bool:

@@ -60,11 +60,11 @@ class CorpusPart:
 
     def read(self) -> Iterator[NamedText]:
         """Yield the documents, without malformed ones."""
-        for document in read_documents(self.part, Counts({}, []), _LeftOut()):
+        for document in read_documents(self.part, Counts({}, []), _NoRejects()):
             yield NamedText(str(document.key), document.source, document.text)
 
 
-class _LeftOut(Rejects):
+class _NoRejects(Rejects):
     """Malformed records are left out, and not written to a file."""
 
     def __init__(self) -> None:

@@ -71,14 +71,6 @@ class ModelConfig(ModelOptions):
         values = {"model.mlp": str(self.mlp), "model.block": self.block}
         return {option: value for option, value in values.items() if is_own(value)}
 
-    def own_shapes(self, layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return placement and shape of the parameters of own parts in a layer, by their names in it."""
-        if not self.own_names:
-            return {}
-        from training.model.block import described_shapes  # imports torch
-
-        return described_shapes(self, layer)
-
     def _with_preset(self) -> Self:
         """Fill in the preset's values."""
         defaults = {field.name: field.default for field in fields(self)}
