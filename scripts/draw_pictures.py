@@ -32,7 +32,7 @@ STEP = [  # what happens, by which function, what comes out, colour
     ("Other sums: tied, sequence parallel", "RemainingSums.run", "gradients of this rank's shards", RANKS),
     ("Loss, norm and stop: one all-reduce", "StepSums.of", "mean loss, gradient norm", RANKS),
     ("Skip a bad step, else clip gradients", "Stability.accepts", "the step counts, or not", UPDATE),
-    ("Update of the float32 shards", "AdamW.step", "master weights", UPDATE),
+    ("Update of the float32 shards", "Optimizer.step", "master weights", UPDATE),
     ("Cast, all-gather with ZeRO-1 and 2", "ParallelModel.start_all_gather", "weights in the compute dtype", UPDATE),
 ]
 

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, require
-from gristmill.storage.files import read_file
 
 _MAX_WEIGHT = 1_000
 ALL = "*"  # the group of all sources; no source has this name
@@ -138,6 +137,8 @@ class ScoreBands(msgspec.Struct, frozen=True):
     @classmethod
     def read(cls, path: Path) -> "ScoreBands":
         """Read the bands that choose_by_score wrote. InputError for a file that is none of them."""
+        from gristmill.storage.files import read_file  # here, as steps on documents import this file
+
         try:
             return msgspec.json.decode(read_file(path), type=cls)
         except msgspec.DecodeError as error:

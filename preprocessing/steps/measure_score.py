@@ -6,6 +6,8 @@ from hashlib import sha256
 
 import numpy as np
 
+from gristmill.arguments import one_of
+from gristmill.errors import require
 from preprocessing.quality.measures import MEASURES, TextMeasures
 from preprocessing.quality.words import WordSplitter
 from preprocessing.steps.scores import ModelScore
@@ -22,7 +24,8 @@ class MeasureScore(ModelScore):
 
     @classmethod
     def of(cls, score: str, measure: str) -> "MeasureScore":
-        """Return the step of a measure."""
+        """Return the step of a measure. Raises UsageError if there is none of this name."""
+        require(measure in MEASURES, f"[scores.{score}]: unknown measure {measure!r}: {one_of(measure, MEASURES)}")
         return cls(score, sha256(f"{measure} {_VERSION}".encode()).hexdigest(), measure)
 
     @property

@@ -11,14 +11,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from gristmill.arguments import one_of
 from gristmill.errors import UsageError, require
-from preprocessing.quality.measures import MEASURES
 from preprocessing.scoring.classifier import Classifier, read_classifier
 from preprocessing.scoring.fasttext_file import read_fasttext, version_of_file
 from preprocessing.scoring.fasttext_scores import FastTextScorer, can_score
 from preprocessing.scoring.score_choice import BandTable, check_choice
-from preprocessing.steps.measure_score import MeasureScore
 from preprocessing.steps.scores import ModelScore
 from preprocessing.user_code import load_function, version_of
 
@@ -69,10 +66,6 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         )
         require(not (self.function and self.label), f"{table}: label has no effect on a function; leave it out")
         require(not (self.measure and self.label), f"{table}: label has no effect on a measure; leave it out")
-        require(
-            not self.measure or self.measure in MEASURES,
-            f"{table}: unknown measure {self.measure!r}: {one_of(self.measure, MEASURES)}",
-        )
         require(self.max_tokens > 0, f"{table}: max_tokens {self.max_tokens}: expected 1 or more")
         limits = {name: limit for name, limit in (("min", self.min), ("max", self.max)) if limit is not None}
         ways = {" and ".join(limits): bool(limits), "quantile": self.quantile is not None}
@@ -104,6 +97,8 @@ def score_step(name: str, options: ScoreOptions) -> ModelScore:
     """Return the step of a table [scores.NAME]. UsageError, or InputError, if its model cannot be used."""
     options.check(name)
     if options.measure:
+        from preprocessing.steps.measure_score import MeasureScore  # here, as it imports all measures
+
         return MeasureScore.of(name, options.measure)
     if options.function:
         version = sha256(version_of(options.function).encode()).hexdigest()

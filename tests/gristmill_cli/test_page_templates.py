@@ -96,7 +96,9 @@ def test_a_lone_surrogate_is_replaced() -> None:
 def browsed(tmp_path: Path) -> Path:
     """A run whose tables have hostile names everywhere; the texts of its documents are no longer there."""
     (tmp_path / "dup").mkdir()
-    (tmp_path / "run.json").write_text(json.dumps({"corpus": "corpus", "dedup": {}}))
+    (tmp_path / "run.json").write_text(
+        json.dumps({"corpus": "corpus", "dedup": {}, "decontaminate": {"against": ["items"]}})
+    )
     files = [f"{name}/a.jsonl" for name in NAMES]
     rows = list(range(len(files)))
     kept = {"kept_file": files[::-1], "kept_row": rows, "similarity": [0.5] * len(files)}

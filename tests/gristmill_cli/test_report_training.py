@@ -205,7 +205,7 @@ def test_the_passes_of_a_traced_pipeline_are_drawn(model: Path) -> None:
     report((model,))
     page = (model / "report.html").read_text()
     assert "step 3, measured 1f1b: 2 micro-batches in 4.5 s, bubble ratio 1.250" in Numbers(page).text
-    passes = page.partition("Passes of the pipeline")[2].partition("</figure>")[0]
+    passes = page.partition('<section id="passes-of-the-pipeline">')[2].partition("</figure>")[0]
     assert passes.count("#d55e00") >= 4 and passes.count("<svg") == 1 and "rank 1" in passes
     (model / "profile/steps-3-3.rank-1.json.gz").unlink()  # of one rank alone there is no timeline
     report((model,))

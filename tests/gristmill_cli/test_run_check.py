@@ -233,7 +233,7 @@ IN_FILE = {  # text of the configuration file: what the message must say
     "[[steps]]\nkeep = 'no_such_module_here:f'": "there is no module 'no_such_module_here': expected",
     "[[steps]]\nkeep = 'os:getcwd'\n[[steps]]\nkeep = 'os:getcwd'": "two steps are named 'getcwd'",
     "[scores.edu]\nfastext = 'a.bin'": "scores: unknown key fastext; did you mean fasttext?",
-    "[scores.edu]\nmin = 0.5": "[scores.edu]: expected one model, such as fasttext = 'model.bin'",
+    "[scores.edu]\nmin = 0.5": "[scores.edu]: expected one of fasttext, transformers, function and measure",
     "[scores.edu]\nfasttext = 'none.bin'\nlabel = 'hq'": "none.bin: expected a fastText model, and there is no such",
     "[dedup]\nindex = 'minhash'": "dedup.index: expected a list of texts",
     "[dedup]\nhash = 'md5'": "dedup.hash: expected one of xxh32, sha1",

@@ -184,10 +184,11 @@ def test_documents_that_a_function_drops_take_little_memory(tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     version = version_of("drops_all:f")
     few, many = (slice_of(tmp_path / f"in{n}/a.jsonl", *map(str, range(n))) for n in (10, 50_000))
-    apply_to_slices((few,), (tmp_path / "first.jsonl",), "drops_all:f", version)  # imports what it needs
+    rows = tmp_path / "failed.parquet"
+    apply_to_slices((few,), (tmp_path / "first.jsonl",), "drops_all:f", version, rows)  # imports what it needs
     tracemalloc.start()
     try:
-        counts = apply_to_slices((many,), (tmp_path / "second.jsonl",), "drops_all:f", version)
+        counts = apply_to_slices((many,), (tmp_path / "second.jsonl",), "drops_all:f", version, rows)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from training.model.model_config import ModelConfig
+from training.model.own_shapes import own_shapes
 from training.parallel.tensor.options import kv_copies
 
 
@@ -95,12 +96,8 @@ def _block(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[Paramet
 
 def _own(model: ModelConfig, layer: str, tp: int) -> list[ParameterShape]:
     """Return the parameters of own parts of the user's, as they say that they are divided."""
-    if not model.own_names:
-        return []
-    from training.model.block import described_shapes  # here, as it imports torch
-
     found = []
-    for name, (placement, shape) in described_shapes(model, int(layer)).items():
+    for name, (placement, shape) in own_shapes(model, int(layer)).items():
         divided = placement in ("colwise", "rowwise")
         dim = 1 if placement == "rowwise" else 0
         cut = tuple(size // tp if divided and i == dim else size for i, size in enumerate(shape))

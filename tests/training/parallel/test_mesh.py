@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.errors import UsageError
+from training.distributed import process_group
 from training.distributed.process_group import init_distributed, main_only
 from training.experimental.parallel_config import ParallelConfig
 from training.parallel.mesh import World, build_world
@@ -70,7 +71,9 @@ def test_the_caller_s_process_group_is_left_open() -> None:
 
 def test_a_rank_that_dies_before_it_connects_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    dist.PrefixStore("attempt0", store).add("started", 1)  # by rank 1, which then does no more
+    of_attempt = dist.PrefixStore("attempt0", store)  # rank 1 starts, and then does no more
+    of_attempt.set("versions 1", f"{process_group._describe_versions()} on elsewhere")
+    of_attempt.add("started", 1)
     place = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
     for name, value in (place | {"TORCHELASTIC_USE_AGENT_STORE": True}).items():
         monkeypatch.setenv(name, str(value))

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import training.memory.recompute
 import training.parallel.data.fsdp
+import training.parallel.initialize
 import training.parallel.parallel_model
 import training.parallel.parallelize
 import training.parallel.pipeline.pipeline_stages
@@ -244,9 +245,9 @@ def computed_again_otherwise(patch: Patch) -> None:
 
 
 def all_draw_the_same_shard(patch: Patch) -> None:
-    right = training.parallel.parallelize.init_shard
+    right = training.parallel.initialize.init_shard
     patch.setattr(
-        training.parallel.parallelize,
+        training.parallel.initialize,
         "init_shard",
         lambda values, name, spec, *rest: right(values, name, ShardSpec.whole(spec.size), *rest),
     )

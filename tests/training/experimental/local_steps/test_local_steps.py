@@ -236,14 +236,14 @@ def test_replicas_may_be_more_or_fewer_where_they_have_the_same_weights(
 
 
 def test_replicas_send_a_gradient_once_in_their_local_steps(exact: TrainConfig, run_ranks: RunRanks) -> None:
-    """Calls and bytes between replicas; each step all ranks also sum four numbers of eight bytes, and one a replica."""
+    """Calls and bytes between replicas; each step all ranks also sum five numbers of eight bytes, and one a replica."""
     (local, numbers), (each, _) = (
         run_ranks(2, traffic_of, replace(exact, parallel=replace(exact.parallel, local_steps=steps)))[0]
         for steps in (H, 0)
     )
     assert local["outer", "all-reduce"].bytes == 2 * 8 * numbers
     assert local["outer", "all-reduce"].bytes * H == each["replicate", "all-reduce"].bytes
-    assert local["all", "all-reduce"] == Volume(2 * H, 2 * H * 8 * (2 + 2))
+    assert local["all", "all-reduce"] == Volume(2 * H, 2 * H * 8 * (2 + 3))
     assert local.keys() == {("outer", "all-reduce"), ("all", "all-reduce")}
 
 
