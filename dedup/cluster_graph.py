@@ -298,7 +298,7 @@ def _read_rows(file: CorpusFile, rows: set[int]) -> Iterator[Document]:
     first_rows = [part.first_row for part in slices]
     numbers = {bisect_right(first_rows, row) - 1 for row in rows}
     for number in sorted(numbers):
-        for document in read_documents(slices[number], Counts({}, []), _NoRejects()):
+        for document in read_documents(slices[number], Counts({}, []), Rejects(None)):
             if document.key.row in rows:
                 rows.remove(document.key.row)
                 yield document
@@ -309,16 +309,6 @@ def _read_rows(file: CorpusFile, rows: set[int]) -> Iterator[Document]:
             f"{file.path} has no document in row {min(rows)}: it is not what was deduplicated, or its texts are not in "
             f"{file.text_column!r} (--text_column)"
         )
-
-
-class _NoRejects(Rejects):
-    """Ignores malformed records."""
-
-    def __init__(self) -> None:
-        pass
-
-    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
-        pass
 
 
 def pairwise_jaccard(texts: Sequence[str | None], width: int, unit: Unit) -> Similarities:

@@ -74,7 +74,7 @@ class Estimate:
 
 
 def cost_table(found: Estimate) -> Table:
-    """A row for each stage, and their total."""
+    """Return a table with a row for each stage, and their total."""
     extent = found.extent
     title = (
         f"{count_of(extent.documents, 'document')}, {decimal(extent.text_bytes)} of text in "

@@ -230,7 +230,7 @@ def _read(path: Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def _planned(folder: Path, row: dict[str, str]) -> tuple[PlannedRun, Constants]:
-    """The run of a row in its file's layout, and the constants of its device."""
+    """Return the run of a row in its file's layout, and the constants of its device."""
     gpu = row["gpu"] or ""
     device, constants = read_hardware(folder / gpu) if gpu.endswith(SUFFIX) else (find_device(gpu), fitted_constants())
     cluster = Cluster(device, int(_number(row, "gpus")), int(_number(row, "nodes_of", 8)))

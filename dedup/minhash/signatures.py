@@ -140,7 +140,7 @@ def _has_fixed_shingles(sketch: Sketch) -> bool:
 
 
 def _is_fss(sketch: Sketch) -> bool:
-    """Whether all hashes of a text are needed at once."""
+    """Return whether all hashes of a text are needed at once."""
     return HASH_FAMILIES[sketch.hash].scheme == FSS
 
 

@@ -155,16 +155,17 @@ def _files_of(path: Path, text_column: str, read_also: Collection[str]) -> list[
 
 
 class Rejects:
-    """Writer of the malformed records found while writing `output`, as JSON lines in `output`.malformed.
+    """Writer of the malformed records found while writing `output`, as JSON lines in `output`.malformed; of None, none.
 
     Each line has the file, the line number (from 1), the reason, and the record itself as `raw`, or
     as `raw_base64` if it is not UTF-8. The constructor removes the file of an earlier run; the first call of
     `add` creates a new one.
     """
 
-    def __init__(self, output: Path) -> None:
-        self.path = rejects_path(output)
-        if os.path.lexists(self.path):  # most often not, and unlink takes a lock that other processes wait for
+    def __init__(self, output: Path | None) -> None:
+        self.path = rejects_path(output) if output is not None else None
+        # most often there is none, and unlink takes a lock that other processes wait for
+        if self.path and os.path.lexists(self.path):
             with wrap_write_errors(self.path):
                 self.path.unlink(missing_ok=True)
 
@@ -173,6 +174,8 @@ class Rejects:
 
     def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
         """Append a malformed record: its file, its line_of that file, the reason, and its bytes or fields."""
+        if self.path is None:
+            return
         raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
         entry: dict[str, Any] = {"file": file, "line": line, "reason": reason}
         try:

@@ -49,7 +49,7 @@ class CacheOptions:
 
     @property
     def root(self) -> Path:
-        """The folder of all copies."""
+        """Return the folder of all copies."""
         return self.folder or Path(tempfile.gettempdir()) / _NAME
 
 

@@ -60,18 +60,8 @@ class CorpusPart:
 
     def read(self) -> Iterator[NamedText]:
         """Yield the documents, without malformed ones."""
-        for document in read_documents(self.part, Counts({}, []), _NoRejects()):
+        for document in read_documents(self.part, Counts({}, []), Rejects(None)):
             yield NamedText(str(document.key), document.source, document.text)
-
-
-class _NoRejects(Rejects):
-    """Malformed records are left out, and not written to a file."""
-
-    def __init__(self) -> None:
-        """Remove no file."""
-
-    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, object]) -> None:
-        """Do nothing."""
 
 
 Part = TokenPart | CorpusPart

@@ -52,17 +52,17 @@ class RunRecipe:
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
+        """Return the folder of its files."""
         return FOLDER / self.name
 
     @property
     def page(self) -> str:
-        """Its page, as Markdown."""
+        """Return its page, as Markdown."""
         return (self.folder / PAGE).read_text(encoding="utf-8")
 
     @property
     def summary(self) -> str:
-        """The first sentence of its page, after the title."""
+        """Return the first paragraph of its page, after the title, in one line."""
         _, _, text = self.page.partition("\n\n")
         return " ".join(text.partition("\n\n")[0].split())
 

@@ -40,13 +40,13 @@ class Report(msgspec.Struct):
 
 
 def report_paths(target_dir: Path) -> tuple[Path, Path]:
-    """The table of the places found, and the report, next to `target_dir`."""
+    """Return the paths of the table of the places found, and the report, next to `target_dir`."""
     name = target_dir.name
     return target_dir.with_name(f"{name}.contamination.parquet"), target_dir.with_name(f"{name}.benchmarks.json")
 
 
 def read_report(path: Path) -> Report:
-    """The report of a finished run. Raises InputError if it is missing or damaged."""
+    """Return the report of a finished run. Raises InputError if it is missing or damaged."""
     try:
         return msgspec.json.decode(read_file(path), type=Report)
     except (FileNotFoundError, msgspec.DecodeError) as error:

@@ -109,18 +109,13 @@ def _choose_band_epochs(
         joined[source] = mixed / kept if kept else weight
     ranks = {label: round(band_weights[label] % 1 * total) for label, total in documents.items()}
     limits = select_kth(run, "epochs", numbers, ranks, fan_in)
-    epochs = {
-        source: tuple(
-            SourceEpochs(int(band_weights[label]), limits.get(label))
-            for label in (_band_label(source, band) for band in every)
-        )
-        for source in weights
-    }
-    shares = [
-        BandShare(source, bands.names[band], band_weights[label], documents[label])
-        for source in weights
-        for band, label in ((band, _band_label(source, band)) for band in reversed(every))
-    ]
+    epochs = dict[str, BandEpochs]()
+    shares = list[BandShare]()
+    for source in weights:
+        labels = [_band_label(source, band) for band in every]
+        epochs[source] = tuple(SourceEpochs(int(band_weights[label]), limits.get(label)) for label in labels)
+        for name, label in reversed(list(zip(bands.names, labels, strict=True))):
+            shares.append(BandShare(source, name, band_weights[label], documents[label]))
     return ChosenEpochs(joined, epochs, shares)
 
 

@@ -27,7 +27,7 @@ class LineRules:
     """Keep [1], [edit] and [citation needed]."""
 
     def rewrite(self, text: str) -> tuple[str, Mapping[str, int]]:
-        """The lines to keep, joined by newlines; no personal data is replaced."""
+        """Return the lines to keep, joined by newlines; no personal data is replaced."""
         return "\n".join(line for found in text.splitlines() if (line := self._keep(found))).strip(), {}
 
     def _keep(self, line: str) -> str:

@@ -139,7 +139,7 @@ class BranchSource:
         )
 
     def _rates(self, optim: OptimConfig, before: OptimConfig | None = None) -> tuple[float, float]:
-        """The learning rates of the last step before the branch, by `before`, its run's options, and by `optim`.
+        """Return the rates of the last step before the branch, by `before`, its run's options, and by `optim`.
 
         Where the schedule of `optim` begins there: of the first step after it. Raises UsageError for a schedule of the
         user's whose file this command does not name.
@@ -149,7 +149,7 @@ class BranchSource:
         return learning_rate(last, before or self.optim), learning_rate(here, optim)
 
     def changes(self, optim: OptimConfig, skipped: int, documents: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """What the branch changes at its step, as run.json records it: its learning rate, and what it skips.
+        """Return what the branch changes at its step, as run.json records it: its learning rate, and what it skips.
 
         That is `skipped` sequences, and `documents`, of which its run has not skipped all.
 

@@ -100,7 +100,7 @@ class DataConfig:
         return [(int(found[1]), int(found[2])) for each in self.batch_ramp if (found := _RAMP.fullmatch(each))]
 
     def of_documents(self) -> dict[str, Any]:
-        """The options of documents that are not at their defaults, by name: runs from before them have none.
+        """Return the options of documents that are not at their defaults, by name: runs from before them have none.
 
         With a packing its version, too: another one has other targets.
         """
@@ -112,7 +112,7 @@ class DataConfig:
 
     @property
     def cache_options(self) -> CacheOptions:
-        """The options of copies of token shards. Raises UsageError for a size that is none."""
+        """Return the options of copies of token shards. Raises UsageError for a size that is none."""
         size = parse_size(self.cache_size, "data.cache_size") if self.cache_size else 0
         return CacheOptions(self.cache, size)
 

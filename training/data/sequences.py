@@ -158,7 +158,7 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         return self.cache.kept_bytes if self.cache is not None else 0
 
     def notes(self) -> list[str]:
-        """Which part of shards in a bucket is kept on this machine."""
+        """Return notes on which part of shards in a bucket is kept on this machine."""
         return [describe_cache(self.cache)] if self.cache is not None else []
 
     @property

@@ -75,7 +75,7 @@ def activate(x: Tensor, kind: str) -> Tensor:
 
 
 def build_mlp(config: ModelConfig) -> GatedMLP | MLP | OwnMLP:
-    """The MLP of a dense layer, (…, D) to (…, D)."""
+    """Return the MLP of a dense layer, (…, D) to (…, D)."""
     if is_own(config.mlp) and own_activation(config) is None:
         return build_own_mlp(config)
     return GatedMLP(config) if config.is_gated else MLP(config)

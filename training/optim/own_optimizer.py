@@ -148,7 +148,8 @@ def require_elementwise(own: OwnOptimizer, name: str) -> None:
         return [found, *others]
 
     whole = run([weight, gradient, *states])
-    first, second = run(halves[0]), run(halves[1])
+    first = run(halves[0])
+    second = run(halves[1])
     same = all(
         torch.allclose(values, torch.stack(parts), rtol=1e-9, atol=1e-12)
         for values, *parts in zip(whole, first, second, strict=True)

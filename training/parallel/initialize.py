@@ -63,7 +63,7 @@ class InitialValues:
             values.fill_(weight.initial)
 
     def _own(self, name: str) -> Tensor:
-        """The parameter as the own part that has it makes it: the block, or else the MLP."""
+        """Return the parameter as the own part that has it makes it: the block, or else the MLP."""
         parts = name.split(".")
         path = ".".join(parts[: 2 if self.decoder.config.block else 3])
         if self._made[0] != path:

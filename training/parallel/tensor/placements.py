@@ -16,7 +16,7 @@ def joint_norms(copies: int) -> dict[str, Placement]:
 
 
 def own_placements(model: nn.Module, sequence_parallel: bool) -> dict[str, Placement]:
-    """The placements of parameters of own parts of the user's, as these say, by the parameters' names."""
+    """Return the placements of parameters of own parts of the user's, as these say, by the parameters' names."""
     outside = Placement(replicated=("tp",), gradient_sum=("tp",) if sequence_parallel else ())
     rows = {
         "colwise": Placement(shard={"tp": 0}),
