@@ -20,7 +20,7 @@ import training.parallel.data.grad_reducer as data_parallel
 from benchmarks.dedup_tables import markdown
 from gristmill.command import run_with_exit_code
 from gristmill_parity.cases import SEQ_LEN, Case, small_model
-from gristmill_parity.worker import run_case
+from gristmill_parity.worker import ALL_RANKS, run_case
 from training.config import Precision
 from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
@@ -63,7 +63,7 @@ def traffic_case(name: str, preset: Literal["llama", "gpt2"], precision: Precisi
 
 
 def counted_and_expected(case: Case) -> tuple[Traffic, Traffic]:
-    """This rank's traffic of a step, with many buckets and chunks: counted, and by the formulas."""
+    """This rank's traffic of a step but for its sums, with many buckets and chunks: counted, and by the formulas."""
     buckets, chunks = data_parallel.BUCKET_BYTES, cpu.LOGITS_BYTES
     data_parallel.BUCKET_BYTES, cpu.LOGITS_BYTES = BUCKET_BYTES, CHUNK_BYTES
     try:
@@ -72,7 +72,8 @@ def counted_and_expected(case: Case) -> tuple[Traffic, Traffic]:
         data_parallel.BUCKET_BYTES, cpu.LOGITS_BYTES = buckets, chunks
     assert result.inputs is not None
     inputs = replace(result.inputs, bucket_bytes=BUCKET_BYTES, chunk_bytes=CHUNK_BYTES)
-    return result.counted, expected_traffic(inputs)
+    in_passes = {key: volume for key, volume in result.counted.items() if key != ALL_RANKS}
+    return in_passes, expected_traffic(inputs)
 
 
 def bench_traffic(

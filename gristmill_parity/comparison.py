@@ -129,11 +129,14 @@ class Certifier:
 
 
 def assemble_ranks(results: Sequence[RankResult]) -> GlobalResult:
-    """Sum the ranks' losses and assemble their shards. Raises AssertionError if elements are held by no rank.
+    """Assemble the ranks' shards. Raises AssertionError if elements are held by no rank, or losses differ.
 
     A shard that several ranks hold is taken from the first of them.
     """
-    losses = torch.tensor([r.losses for r in results], dtype=torch.float64).sum(0)
+    for rank, result in enumerate(results):
+        same = result.losses == results[0].losses
+        assert same, f"rank {rank} reports losses {result.losses}, and rank 0 {results[0].losses}"
+    losses = torch.tensor(results[0].losses, dtype=torch.float64)
     gradients, mismatch = _assemble([r.gradients for r in results])
     weights, later_mismatch = _assemble([r.weights for r in results])
     return GlobalResult(losses, gradients, weights, results[0].logits, mismatch or later_mismatch)

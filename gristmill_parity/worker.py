@@ -1,9 +1,9 @@
-"""Worker: one rank of a parity case: three training steps, recorded for the comparison."""
+"""Worker: one rank of a parity case: some training steps by the trainer's own code, recorded for the comparison."""
 
-import contextlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,32 +11,34 @@ import torch
 from torch import Tensor
 
 from gristmill_parity.cases import SEQ_LEN, VOCAB_SIZE, Case
+from training.data.batches import TargetCounts
 from training.distributed.stop_signals import StopSignals
-from training.experimental.compression.bucket import buckets_of
 from training.experimental.local_steps.replicas import LocalReplicas
+from training.features import plugins_of_layout
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.memory.memory_config import MemoryConfig, OffloadTarget
 from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
-from training.optim.optimizer import Optimizer
-from training.parallel.gradients import scale_gradients, squared_grad_norm
+from training.optim.stability import Stability, StabilityConfig
 from training.parallel.mesh import World, build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.traffic import expected_traffic
 from training.parallel.traffic_counter import TrafficCounter, traffic_inputs
-from training.parallel.traffic_inputs import Traffic, TrafficInputs
+from training.parallel.traffic_inputs import Traffic, TrafficInputs, Volume
+from training.plugin import Plugin, Plugins
 from training.sharding.shard_spec import ShardSpec
-from training.step_sums import StepSums
+from training.train_step import TrainStep
 
 SEED = 1
 LOGIT_POSITIONS = (0, 1, 7, 16, 23)
 LR = 0.1  # plain SGD: Adam's updates would hide a wrong gradient scale
-ADAMW = OptimConfig(name="adamw", lr=0.01, max_grad_norm=1.0)
+ADAMW = OptimConfig(name="adamw", lr=0.01, max_grad_norm=1.0, warmup_steps=0, schedule="constant")
+SGD = OptimConfig(name="sgd", lr=LR, max_grad_norm=0.0, warmup_steps=0, schedule="constant")
 _COUNTED_STEP = 1  # not the first, in which torch's pipelines also send each other shapes
-_FP16_SCALE = 1024.0  # of the loss: fp16's gradients would underflow
+_STABILITY = StabilityConfig(initial_loss_scale=1024.0)  # of fp16, whose gradients would underflow
 _BUCKET_NUMEL = 5000  # of an offloaded optimizer: several buckets, which cut through parameters
 
 ShardValues = list[tuple[str, ShardSpec, Tensor | None]]
@@ -60,7 +62,7 @@ class RankResult:
     """One rank's results of a case: losses, gradients, weights and traffic."""
 
     losses: list[float]
-    """This rank's term of each step's loss, then of a final evaluation's; the sum over ranks is in nats/token."""
+    """Each step's loss, then a final evaluation's, in nats/token; of all ranks together."""
     gradients: ShardValues
     """Gradients after the first step's backward pass; with local steps the outer ones of the first round."""
     weights: ShardValues
@@ -86,8 +88,22 @@ def run_case(case: Case) -> RankResult:
             run.close()
 
 
+class _FirstGradients(Plugin):
+    """Keeps a copy of the gradients of the first update, as they are before clipping."""
+
+    def __init__(self, model: ParallelModel) -> None:
+        self.model = model
+        self.gradients = ShardValues()
+
+    @contextmanager
+    def update(self, loss_scale: float) -> Iterator[None]:
+        if not self.gradients:
+            self.gradients = [(p.name, p.spec, _copy(p.local.grad, 1 / loss_scale)) for p in self.model.params]
+        yield
+
+
 class _CaseRun:
-    """A rank's model and optimizer in a case."""
+    """A rank's model and optimizer in a case, with the trainer's step."""
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.case = case
@@ -99,85 +115,72 @@ class _CaseRun:
         )
         if case.z_loss:
             model.add_z_loss(case.z_loss)
-        self.optimizer: Optimizer | None = None
-        self.replicas: LocalReplicas | None = None
-        if case.optimizer != "sgd":
-            options = replace(ADAMW, name=case.optimizer)
-            self.optimizer = build_optimizer(
-                model.params, options, memory, self.world.rank, _BUCKET_NUMEL, model.after_update, model.matrix_holders
-            )
-            if case.layout.local_steps:
-                self.replicas = LocalReplicas(case.layout.local_steps, options, model, self.optimizer)
-                self.replicas.after_load(0, None, StopSignals())
+        options = SGD if case.optimizer == "sgd" else replace(ADAMW, name=case.optimizer)
+        self.optimizer = build_optimizer(
+            model.params, options, memory, self.world.rank, _BUCKET_NUMEL, model.after_update, model.matrix_holders
+        )
+        self.first = _FirstGradients(model)
+        self.plugins = Plugins()
+        self.plugins.plugins += plugins_of_layout(case.layout, model, self.optimizer, options, lambda _: None)
+        self.plugins.plugins.append(self.first)
+        self.plugins.after_load(0, None, StopSignals())
+        stability = Stability(_STABILITY, case.precision)
+        self.train_step = TrainStep(model, self.optimizer, options, stability, self.plugins)
 
     def result(self) -> RankResult:
         """Train, evaluate, and copy the results to the CPU."""
         case = self.case
         model = self.model
-        world = self.world
         losses = []
         gradients = ShardValues()
-        traffic = TrafficCounter(world)
-        for step in range(case.steps):
-            counted = step == _COUNTED_STEP and case.counts_traffic
-            with traffic if counted else contextlib.nullcontext():
-                losses.append(self.forward_backward(step))
-                if step == 0:
-                    gradients = [(p.name, p.spec, _copy(p.local.grad)) for p in model.params]
-                self.update(step)
-                if step + 1 == case.layout.local_steps:
-                    gradients = self.outer_gradients()
+        traffic = TrafficCounter(self.world)
+        for step in range(1, case.steps + 1):
+            counted = step - 1 == _COUNTED_STEP and case.counts_traffic
+            with traffic if counted else nullcontext():
+                losses.append(self.step(step))
+            if step == case.layout.local_steps:
+                gradients = self.outer_gradients()
+        gradients = gradients or self.first.gradients
         batch, targets = global_batch(case, case.steps)
-        local = local_batch(batch, world).to(world.device)
-        parts = local.chunk(case.layout.micro_batches)
-        positions = [part.positions for part in parts if part.positions is not None] or None
-        losses.append(float(model.loss([p.ids for p in parts], [p.targets for p in parts], positions)) / targets)
+        losses.append(self.evaluate(batch) / targets)
         weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
         weights += [(name, ShardSpec.whole(tuple(x.shape)), _copy(x)) for name, x in model.buffers.items()]
         if case.model.capacity_factor and model.routing is not None:
             shares = model.routing.take().dropped_shares
             weights.append(("dropped shares", ShardSpec.whole(tuple(shares.shape)), shares))
         inputs = None
+        expected = Traffic()
         if case.counts_traffic:
             inputs = traffic_inputs(model, case.sequences // case.layout.dp, SEQ_LEN, case.precision, case.recompute)
-        expected = expected_traffic(inputs) if inputs else {}
+            expected = expected_traffic(inputs) | traffic_of_sums(self.world, case)
         held = [HeldPiece(p.name, p.spec, p.placement.copies(model.axes), p.is_primary) for p in model.params]
         logits = self.logits(batch)
         return RankResult(losses, gradients, weights, traffic.traffic, expected, logits, held, inputs)
 
-    def forward_backward(self, step: int) -> float:
-        """Leave the gradients of the step's mean loss on the shards; returns this rank's term of it."""
-        batch, targets = global_batch(self.case, step)
+    def step(self, step: int) -> float:
+        """Take step `step` (from 1) as the trainer does; returns its loss."""
+        batch, count = global_batch(self.case, step - 1)
         local = local_batch(batch, self.world).to(self.world.device)
-        scale = _FP16_SCALE if self.case.precision == "fp16" else 1.0
         own = batch.targets[self.world.outer.rank :: self.world.outer.size]
-        count = int((own != IGNORE_INDEX).sum())
-        loss = float(self.model.forward_backward(local, scale / count)) / targets
-        scale_gradients(self.model.params, 1 / scale)
-        return loss
+        averaged = int((own != IGNORE_INDEX).sum())
+        with self.plugins.step(step):
+            sums = self.train_step.take(step, local, TargetCounts(averaged, count)).sums
+            self.plugins.after_step(step)
+        assert not self.train_step.stability.fault, f"step {step} was skipped: {self.train_step.stability.fault}"
+        return sums.loss
 
-    def update(self, step: int) -> None:
-        """Update the shards as the trainer does after step `step` (from 0), and drop the gradients."""
-        for bucket in buckets_of(self.model.reducers):
-            bucket.keep()
-        if self.model.routing is not None:
-            self.model.routing.update_bias()
-        if self.optimizer is None:
-            _sgd_step(self.model)
-            return
-        square = squared_grad_norm(self.model.params, self.world.device)
-        sums = StepSums.of(self.world, 1, 1.0, torch.zeros_like(square), square)
-        scale_gradients(self.model.params, min(1.0, ADAMW.max_grad_norm / (sums.own_norm + 1e-6)))
-        self.optimizer.step(ADAMW.lr)
-        self.model.start_all_gather()
-        self.optimizer.zero_grad()
-        if self.replicas is not None:
-            self.replicas.after_step(step + 1)
+    def evaluate(self, batch: TokenBatch) -> float:
+        """The sum of the losses of a global batch, in nats."""
+        local = local_batch(batch, self.world).to(self.world.device)
+        parts = local.chunk(self.case.layout.micro_batches)
+        positions = [part.positions for part in parts if part.positions is not None] or None
+        loss = self.model.loss([part.ids for part in parts], [part.targets for part in parts], positions)
+        return float(self.world.all_reduce(loss))
 
     def outer_gradients(self) -> ShardValues:
         """The replicas' mean outer gradient of the first round, which the momentum is then."""
-        assert self.replicas is not None
-        momenta = self.replicas.outer.momenta
+        (replicas,) = [plugin for plugin in self.plugins.plugins if isinstance(plugin, LocalReplicas)]
+        momenta = replicas.outer.momenta
         return [(p.name, p.spec, _copy(momenta.get(p.name))) for p in self.model.params]
 
     def logits(self, batch: TokenBatch) -> Tensor | None:
@@ -194,9 +197,18 @@ class _CaseRun:
 
     def close(self) -> None:
         """Remove the files of what was offloaded."""
-        if self.optimizer is not None:
-            self.optimizer.close()
+        self.optimizer.close()
         self.model.close()
+
+
+ALL_RANKS = ("default_pg", "all-reduce")
+"""The key of the traffic of a step's sums."""
+
+
+def traffic_of_sums(world: World, case: Case) -> Traffic:
+    """The traffic of a step's sums over all ranks: loss, stop, seconds, squared norm, and a z-loss if there is one."""
+    numbers = 5 if case.z_loss else 4
+    return {ALL_RANKS: Volume(1, 8 * numbers)} if world.size > 1 else {}
 
 
 def _device(case: Case) -> torch.device:
@@ -250,14 +262,5 @@ def local_batch(batch: TokenBatch, world: World) -> TokenBatch:
     return batch.rows(slice(world.dp_rank, None, world.dp_size))
 
 
-def _sgd_step(model: ParallelModel) -> None:
-    with torch.no_grad():
-        for p in model.params:
-            if p.local.grad is not None:
-                p.local.sub_(LR * p.local.grad)
-            p.local.grad = p.module_param.grad = None
-    model.start_all_gather()
-
-
-def _copy(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.detach().to("cpu", copy=True)
+def _copy(x: Tensor | None, factor: float = 1.0) -> Tensor | None:
+    return None if x is None else x.detach().to("cpu", copy=True).mul_(factor)

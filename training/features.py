@@ -11,6 +11,8 @@ from training.experimental.compression.bucket import buckets_of
 from training.experimental.compression.error_feedback import ErrorFeedback
 from training.experimental.local_steps.rendezvous_replicas import RendezvousReplicas, common_to_all
 from training.experimental.local_steps.replicas import LocalReplicas
+from training.experimental.parallel_config import ParallelConfig
+from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
 from training.optim.weight_average import AveragingOptimizer
 from training.parallel.parallel_model import ParallelModel
@@ -38,20 +40,33 @@ def build_plugins(
         add(Profiler(config.profile, model, names, config.out_dir))
     if config.data.verify == "checksum":
         add(ShardVerifier([*plan.train.parts, *plan.named_holdouts.values()], checkpoints, say))
-    if model.routing is not None:
-        add(ExpertLoad(model.routing, say))
     if len(plan.train.parts) > 1:
         add(SourceLosses(model, [str(part.folder) for part in plan.train.parts]))
-    if buckets_of(model.reducers):
-        add(ErrorFeedback(model))
+    plugins.plugins += plugins_of_layout(layout, model, optimizer, config.optim, say)
     if config.eval.ema:
         assert isinstance(optimizer, AveragingOptimizer)
         add(EvaluatedAverage(model, optimizer))
     if config.replicas.folder is not None:
         common = common_to_all(plan.identity, layout.record())
         add(RendezvousReplicas(config.replicas, config.optim, model, optimizer, common))
-    elif layout.local_steps:
-        add(LocalReplicas(layout.local_steps, config.optim, model, optimizer))
+    return plugins
+
+
+def plugins_of_layout(
+    layout: ParallelConfig,
+    model: ParallelModel,
+    optimizer: Optimizer,
+    config: OptimConfig,
+    say: Callable[[str], None],
+) -> list[Plugin]:
+    """Build the features without which the updates of a model in this layout would be wrong; every rank calls it."""
+    plugins = list[Plugin]()
+    if model.routing is not None:
+        plugins.append(ExpertLoad(model.routing, say))
+    if buckets_of(model.reducers):
+        plugins.append(ErrorFeedback(model))
+    if layout.local_steps:
+        plugins.append(LocalReplicas(layout.local_steps, config, model, optimizer))
     return plugins
 
 

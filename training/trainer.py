@@ -30,11 +30,10 @@ from training.distributed.stop_signals import StopSignals
 from training.features import build_plugins
 from training.model.decoder import active_parameters, flops_per_token, meta_decoder
 from training.optim.build_optimizer import build_optimizer
-from training.optim.optim_config import describe_late_decay, learning_rate
+from training.optim.optim_config import describe_late_decay
 from training.optim.stability import Stability
 from training.own_code import hashes_of
 from training.parallel.free_memory import require_memory
-from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
 from training.reporting.holdouts import Holdouts, unigram_loss
@@ -46,8 +45,8 @@ from training.reporting.sample import Sampler
 from training.reporting.seen_tokens import SeenTokens
 from training.reporting.throughput import ThroughputMeter, peak_flops
 from training.run_plan import RunPlan
-from training.step_sums import StepSums
 from training.tasks.during_training import TaskEvaluation, score_lines
+from training.train_step import TrainStep
 
 _LONG_STEP_SECONDS = 5.0
 
@@ -107,6 +106,7 @@ class Trainer:
             folder, config.checkpoint.keep, world, self.reporter.say, config.checkpoint.keep_every, plan.remote
         )  # fmt: skip
         self.plugins = build_plugins(plan, model, self.optimizer, self.checkpoints, names, self.reporter.say)
+        self.train_step = TrainStep(model, self.optimizer, config.optim, self.stability, self.plugins)
         self.steps_done = 0
         self.saved = 0  # step of the last checkpoint
         self.unfinished = 0  # step that a signal left unfinished
@@ -235,23 +235,11 @@ class Trainer:
     def _step(self, step: int, stop_signal: int) -> bool:
         started = time.perf_counter()
         with self.plugins.step(step):
-            lr = learning_rate(step - 1, self.config.optim)
-            loss_scale = self.stability.scale
             with self.plugins.phase("data"):
                 batch = self.loader.batch(step - 1)
-            with self.plugins.phase("backward"):
-                local_loss = self.model.forward_backward(batch, loss_scale / self.batches.target_count(step - 1))
-            squared_norm = squared_grad_norm(self.model.params, self.world.device)
-            z_loss = self.model.take_z_loss()
-            targets = self.batches.read_target_count(step - 1)
-            seconds = time.perf_counter() - started
-            sums = StepSums.of(
-                self.world, targets, loss_scale, local_loss, squared_norm, stop_signal, z_loss, seconds
-            )  # fmt: skip
+                targets = self.batches.target_counts(step - 1)
+            lr, sums = self.train_step.take(step, batch, targets, stop_signal, started)
             self._step_seconds = sums.seconds
-            if self.stability.accepts(step, sums.loss, sums.grad_norm):
-                self._update(lr, loss_scale, sums.own_norm)
-            self.optimizer.zero_grad()
             self.steps_done = self.plugins.after_step(step)
         scale = self.stability.scale if self.stability.scales_loss else None
         skipped = self.stability.fault
@@ -276,15 +264,6 @@ class Trainer:
         if parts == 1 or self.model.pipeline is not None or self.plan.layout.compression != "none":
             return describe_short_stop("a step", step_seconds)
         return describe_short_stop("a micro-batch", step_seconds / parts)
-
-    def _update(self, lr: float, loss_scale: float, norm: float) -> None:
-        """Update the weights by gradients of the loss times `loss_scale`, clipped by their `norm`."""
-        longest = self.config.optim.max_grad_norm
-        clip_factor = min(1.0, longest / (norm + 1e-6)) if longest else 1.0
-        with self.plugins.update(loss_scale):
-            scale_gradients(self.model.params, clip_factor / loss_scale)
-            self.optimizer.step(lr)
-            self.model.start_all_gather()
 
     @property
     def skipped(self) -> bool:

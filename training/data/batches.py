@@ -28,6 +28,16 @@ class _Began(NamedTuple):
     """In the order of its only set: what runs before have read of it."""
 
 
+class TargetCounts(NamedTuple):
+    """Targets of a step: those over which gradients are averaged, and those that the ranks of this run read.
+
+    Gradients are averaged over the global batch, or over the part of a replica that takes local steps.
+    """
+
+    averaged: int
+    read: int
+
+
 class Batches:
     """The batches of one data-parallel rank, as a pure function of the seed, the step and the `schedule` of sizes.
 
@@ -153,9 +163,11 @@ class Batches:
         """Targets of a step (from 0) over which gradients are averaged: of the global batch, or of a replica's part."""
         return self._count(step, self.replicas)
 
-    def read_target_count(self, step: int) -> int:
-        """Return the targets of a step that the ranks of this run read: see `target_count`."""
-        return self._count(step, self.runs)
+    def target_counts(self, step: int) -> TargetCounts:
+        """Count the targets of a step (from 0)."""
+        averaged = self.target_count(step)
+        read = averaged if self.runs == self.replicas else self._count(step, self.runs)
+        return TargetCounts(averaged, read)
 
     def _count(self, step: int, parts: int) -> int:
         """Targets of a step in this rank's one of `parts`."""

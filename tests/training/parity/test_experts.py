@@ -126,7 +126,7 @@ def norm_without_experts(patch: Patch) -> None:
     def norm(params: Any, device: torch.device) -> Tensor:
         return squared_grad_norm([p for p in params if "experts" not in p.name], device)
 
-    patch.setattr("gristmill_parity.worker.squared_grad_norm", norm)
+    patch.setattr("training.train_step.squared_grad_norm", norm)
 
 
 def rows_in_the_order_of_ranks(patch: Patch) -> None:

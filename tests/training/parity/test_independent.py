@@ -20,12 +20,12 @@ import gristmill_parity.plain.decoder
 import gristmill_parity.plain.experts
 import gristmill_parity.plain.muon
 import gristmill_parity.plain.variants
-import gristmill_parity.worker
 import training.model.attention
 import training.model.layers
 import training.model.mlp
 import training.model.positions
 import training.optim.muon
+import training.train_step
 from gristmill_parity.cases import Case
 from gristmill_parity.comparison import Certifier, limits
 from gristmill_parity.feature_cases import feature_case, feature_cases
@@ -229,17 +229,17 @@ def ignored_targets_counted(patch: Patch) -> None:
 
 
 def not_clipped(patch: Patch) -> None:
-    right = gristmill_parity.worker.squared_grad_norm
-    patch.setattr(gristmill_parity.worker, "squared_grad_norm", lambda *args: 0.01 * right(*args))
+    right = training.train_step.squared_grad_norm
+    patch.setattr(training.train_step, "squared_grad_norm", lambda *args: 0.01 * right(*args))
 
 
 def copies_counted_in_the_norm(patch: Patch) -> None:
-    right = gristmill_parity.worker.squared_grad_norm
+    right = training.train_step.squared_grad_norm
 
     def every_copy(params: Any, device: torch.device) -> Tensor:
         return right([replace(param, is_primary=True) for param in params], device)
 
-    patch.setattr(gristmill_parity.worker, "squared_grad_norm", every_copy)
+    patch.setattr(training.train_step, "squared_grad_norm", every_copy)
 
 
 def adamw_with(change: Callable[[AdamW], None]) -> Callable[[Patch], None]:
