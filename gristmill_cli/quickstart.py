@@ -14,6 +14,7 @@ from gristmill.config import load_config, take_option
 from gristmill.console import wide_console
 from gristmill.errors import UsageError
 from gristmill.storage.files import reject_remote, reject_unknown_scheme
+from gristmill_cli.benchmarks.make_tasks import make_tasks
 from gristmill_cli.harvest import harvest_corpus
 from gristmill_cli.run import run
 from gristmill_cli.run_config import RunConfig
@@ -25,13 +26,16 @@ TRAINING = Path(__file__).with_name("quickstart_training.toml")
 _SECTIONS = ("normalize", "apply", "filter", "lines", "decontaminate", "dedup", "mix", "tokenizer")
 _SINGLE = ("text_column", "max_malformed", "memory", "workers", "recipe")
 
+_ITEMS = 50  # of each task
+
 HELP = """\
 usage: gristmill quickstart [CORPUS] [--out PATH] [options, such as --optim.steps 100]
 
 Gather a corpus from this machine, run the data pipeline on it, and train a small
-Llama with two processes, which then writes a text. Give CORPUS, a folder of <source>/*.jsonl or other
-formats, to use your own documents instead. Run the same command again after an
-interruption: it resumes.
+Llama with two processes, which then writes a text. Make tasks of the held-out text,
+to score the model in. Give CORPUS, a folder of <source>/*.jsonl or other formats, to
+use your own documents instead. Run the same command again after an interruption: it
+resumes.
 
 options:
   -h, --help              Show this help and exit.
@@ -97,7 +101,14 @@ def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> N
     _heading("5. what the model writes, so early")
     _write_text(out / "model")
 
-    _heading("6. the loss curve")
+    _heading("6. tasks made of the holdout")
+    tasks = out / "tasks"
+    try:
+        console.print(make_tasks(out / "data/tokens/holdout", tasks, _ITEMS))
+    except UsageError as error:  # a holdout of short documents, or of a language without spaces
+        console.print(f"none: {error}")
+
+    _heading("7. the loss curve")
     from training.reporting.plot import plot  # torch takes seconds to import
 
     picture = plot(out / "model")
@@ -106,6 +117,8 @@ corpus      {config.corpus}
 data        {out / "data"}  (funnel.json, tokens/, tokenizer/, and the output of each stage)
 model       {out / "model"}  (checkpoints/, metrics.jsonl, summary.json)
 more text   gristmill generate {out / "model"} "The"
+scores      gristmill evaluate {out / "model"} --tasks {tasks}/*.yaml --out {out / "model"}/scores.json
+report      gristmill report {out / "model"}
 loss curve  {picture}
 TensorBoard tensorboard --logdir {out / "model"}""")
 

@@ -13,6 +13,7 @@ from gristmill.paths import ObjectName
 from gristmill.storage.files import is_file, read_file
 from gristmill.storage.hub import hub_library
 from gristmill.wording import count_of
+from gristmill_cli.report.training_records import read_scores
 
 CARD = "README.md"
 _CURVE = "loss.svg"
@@ -59,7 +60,8 @@ def write_card(folder: Path, checkpoint: Path, name: str, said: str) -> None:
     data_card = _data_card(options)
     if data_card is not None:
         (folder / _DATA_CARD).write_bytes(data_card)
-    (folder / CARD).write_text("\n".join(_card(folder, name, said, summary, options)) + "\n", encoding="utf-8")
+    lines = [*_card(folder, name, said, summary, read_scores(run)), *_options_lines(options)]
+    (folder / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _run_of(checkpoint: Path) -> Path:
@@ -90,7 +92,7 @@ def _data_card(options: Mapping[str, Any]) -> bytes | None:
     return None
 
 
-def _card(folder: Path, name: str, said: str, summary: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
+def _card(folder: Path, name: str, said: str, summary: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the card, which begins as the Hub reads it."""
     yield "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- gristmill\n---\n"
     yield f"# {name.partition('/')[2]}\n"
@@ -103,10 +105,21 @@ def _card(folder: Path, name: str, said: str, summary: Mapping[str, Any], option
             yield f"| {source} | {_number(values.get('loss'))} | {_number(values.get('bits_per_byte'))} |"
         yield f"\nAfter {count_of(int(summary.get('steps') or 0), 'step')}; a unigram model has a loss of "
         yield f"{_number(summary.get('unigram_loss'))}.\n"
+    if scores:
+        yield "## Tasks\n\n| task | metric | score | items |\n|---|---|---|---|"
+        for task, metrics in scores.items():
+            for metric, value in metrics.items():
+                if metric != "items":
+                    yield f"| {task} | {metric} | {_number(value)} | {metrics['items']} |"
+        yield ""
     if (folder / _CURVE).is_file():
         yield f"![Loss]({_CURVE})\n"
     if (folder / _DATA_CARD).is_file():
         yield f"## Data\n\nWhat the text is, and what was removed from it: [{_DATA_CARD}]({_DATA_CARD}).\n"
+
+
+def _options_lines(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options of the run that say what the model is and how it was trained."""
     shown = {key: value for key, value in options.items() if key.startswith(_OPTIONS)}
     if shown:
         yield f"## Options\n\n```json\n{json.dumps(shown, indent=2)}\n```"

@@ -26,6 +26,7 @@ from gristmill_cli.report.page import (
     warnings,
 )
 from gristmill_cli.report.pictures import draw_curves, draw_heat, draw_passes
+from gristmill_cli.report.task_scores import show_scores
 from gristmill_cli.report.training_records import Record, TrainingRun
 from gristmill_planner.hardware import Cluster, find_device
 from gristmill_planner.memory import RankMemory
@@ -74,6 +75,7 @@ def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[Marku
     for run in runs:
         yield paragraph(run.name, "soft") if run.name else NOTHING
         yield _totals(run)
+    yield show_scores(runs)
     yield _curves(runs)
     yield _memory(runs)
     yield _passes(runs)

@@ -1,5 +1,6 @@
 """Records of training runs, read for a report: metrics and options, and what is wrong with them."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -7,14 +8,16 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from gristmill.errors import UsageError
+from gristmill.errors import InputError, UsageError
 from gristmill.io.files import RUN_FILE
+from gristmill.storage.files import is_file, read_file
 from gristmill.wording import count_of
 from gristmill_cli.report.page import Number, pointer
 from gristmill_cli.run_config import recorded_options
 from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage
 
 Record = dict[str, Any]  # a line of metrics.jsonl
+SCORES = "scores.json"  # in the folder of a run: scores in tasks that gristmill evaluate wrote
 
 
 @dataclass
@@ -26,6 +29,7 @@ class TrainingRun:
     records: list[Record]
     options: dict[str, Any]
     faults: list[str]
+    scores: dict[str, dict[str, Any]]  # of gristmill evaluate, by task and metric
 
     def of(self, kind: str) -> list[Record]:
         """Return the records of a kind."""
@@ -65,15 +69,33 @@ def read_training_runs(folders: Sequence[Path]) -> list[TrainingRun]:
         if not is_training_run(folder):
             raise UsageError(f"{folder}: expected the --out_dir of a training run, got no {METRICS} in it")
         records, damaged = read_metrics_and_damage(folder / METRICS)
-        run = TrainingRun(folder, "", records, recorded_options(folder), [])
+        run = TrainingRun(folder, "", records, recorded_options(folder), [], {})
         faults = [f"{count_of(damaged, 'damaged line')} of {METRICS} left out."] if damaged else []
         faults += _faults(run)
+        try:
+            run.scores = read_scores(folder)
+        except InputError as error:
+            faults.append(str(error))
         if len(folders) > 1:
             run.name = name if names.count(name) == 1 else str(folder)
             faults = [f"{name}: {fault}" for fault in faults]
         run.faults = faults
         runs.append(run)
     return runs
+
+
+def read_scores(run: Path) -> dict[str, dict[str, Any]]:
+    """Return the scores of a run by task and metric; {} where it has none. Raises InputError for a damaged file."""
+    path = run / SCORES
+    if not is_file(path):
+        return {}
+    try:
+        content = json.loads(read_file(path))
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}); write it again by gristmill evaluate --tasks") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected the scores of gristmill evaluate, got something else; remove it")
+    return {name: values for name, values in content.items() if isinstance(values, dict) and "items" in values}
 
 
 def _faults(run: TrainingRun) -> list[str]:

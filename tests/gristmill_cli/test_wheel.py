@@ -95,7 +95,7 @@ def test_the_quick_start_of_the_readme_trains_beside_packages_of_the_same_names(
     )
     assert done.returncode == 0, done.stderr
     headings = [line.partition(". ")[0] for line in done.stdout.splitlines() if line.startswith("== ")]
-    assert headings == ["== 1", "== 2", "== 3", "== 4", "== 5", "== 6"]
+    assert headings == ["== 1", "== 2", "== 3", "== 4", "== 5", "== 6", "== 7"]
     assert done.stdout.startswith(f"{site}/gristmill_cli/") and "holdout after step 4" in done.stdout
     assert "1 prompt: " in done.stderr and re.search("^The", done.stdout, re.MULTILINE)
     assert "= train" in done.stdout and "· train" in done.stdout

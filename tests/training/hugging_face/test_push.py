@@ -33,6 +33,7 @@ def run(config: TrainConfig) -> Path:
 def test_a_model_arrives_with_its_card(run: Path, config: TrainConfig, tmp_path: Path) -> None:
     data_card = Path(str(config.data.train)).parent / "README.md"
     data_card.write_text("# Grain\n")
+    (run / "scores.json").write_text('{"mill": {"acc": 0.25, "items": 4}, "holdout": {"loss": 2.5}}')
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Uploads)
     server.repos, server.files = [], {}
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -60,6 +61,7 @@ def test_a_model_arrives_with_its_card(run: Path, config: TrainConfig, tmp_path:
     assert card.data.pipeline_tag == "text-generation" and card.data.library_name == "transformers"
     summary = json.loads((run / "summary.json").read_text())
     assert f"| holdout | {summary['holdout_loss']:.4f} | {summary['bits_per_byte']:.4f} |" in card.text
+    assert "| mill | acc | 0.2500 | 4 |" in card.text and "| holdout | loss" not in card.text
     assert "![Loss](loss.svg)" in card.text and server.files["loss.svg"].startswith(b"<?xml")
     assert server.files["data-card.md"] == b"# Grain\n" and "[data-card.md](data-card.md)" in card.text
     assert '"optim.lr": 0.01' in card.text and str(run) not in card.text
