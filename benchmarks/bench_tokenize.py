@@ -27,7 +27,8 @@ from gristmill.counts import Counts
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile
-from gristmill.io.readers import Rejects, plan_slices, read_documents
+from gristmill.io.readers import plan_slices, read_documents
+from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 from preprocessing.tokenize_corpus import BATCH_CHARACTERS
 from preprocessing.tokenizer.loading import new_encoder

@@ -9,7 +9,8 @@ from gristmill.counts import Counts
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Document
-from gristmill.io.readers import Rejects, plan_slices, read_documents
+from gristmill.io.readers import plan_slices, read_documents
+from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 
 PAIR_CHARACTERS = 3000

@@ -31,7 +31,8 @@ from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile, DocKey, Document
-from gristmill.io.readers import Rejects, plan_slices, read_documents
+from gristmill.io.readers import plan_slices, read_documents
+from gristmill.io.writers import Rejects
 from gristmill.kernels import kernel
 from gristmill.storage.files import exists, reject_read_only, reject_unknown_scheme, write_file
 from gristmill.storage.stores import store_of

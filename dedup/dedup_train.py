@@ -30,10 +30,10 @@ from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, normal_name, paths_of
 from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.files import STATE_DIR
-from gristmill.io.readers import Rejects, Slice, read_documents
-from gristmill.io.writers import open_jsonl_writer
+from gristmill.io.readers import Slice, read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.files import FileInfo, file_info, is_folder, list_names
-from gristmill.text import text_digest, utf8_size
+from gristmill.text import text_digest
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
 DIGESTED = "digested"
@@ -138,7 +138,7 @@ def _iter_digests(slices: list[Slice], rejects: Rejects, counts: Counts) -> Iter
     """Yield the digests of all documents; one file for all rejects, as a new one would remove those before."""
     for part in slices:
         for document in read_documents(part, counts, rejects, by_original_source=True):
-            counts.add(document.original_key.source, DIGESTED, utf8_size(document.text))
+            counts.add(document.original_key.source, DIGESTED, document.read_bytes)
             yield text_digest(document.text)
 
 
@@ -152,7 +152,7 @@ def decontaminate_files(group: SliceGroup, digests: Path, outputs: tuple[Path, .
                 reason = IN_HOLDOUT if text_digest(document.text) in holdout else WRITTEN
                 if reason == WRITTEN:
                     sink.write(document.to_json())
-                counts.add(document.original_key.source, reason, utf8_size(document.text))
+                counts.add(document.original_key.source, reason, document.read_bytes)
     return counts
 
 

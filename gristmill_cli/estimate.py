@@ -19,8 +19,8 @@ from gristmill.engine.execution.staging import local_copies
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.errors import DamagedFile, InputError, TooManyMalformed, UsageError, require
 from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at
-from gristmill.io.readers import SLICE_BYTES, Rejects, read_documents
-from gristmill.io.writers import open_jsonl_writer
+from gristmill.io.readers import SLICE_BYTES, read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.processes import processor_seconds
 from gristmill.text import utf8_size
 from gristmill.wording import count_of

@@ -21,8 +21,8 @@ from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.artefacts import write_rows
 from gristmill.io.documents import PART_FIELD, Document
-from gristmill.io.readers import Rejects, Slice, read_chosen, read_documents
-from gristmill.io.writers import open_jsonl_writer
+from gristmill.io.readers import Slice, read_chosen, read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.steps import MANY_FAILING, describe_error
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size
@@ -153,10 +153,9 @@ def _find_failing(loaded: "DocumentFunction", call: "_Call", error: "_Failed") -
 
 
 class GivenDocument(Document):
-    """A document as a user's function is given it, with the text and its size as they were read."""
+    """A document as a user's function is given it, with the text as it was read."""
 
     original: str = ""
-    size: int = 0
     parts: int = 0  # made of it
     number: int | None = None  # of a part
     is_further_part: bool = False  # it is yielded, and another part was before
@@ -168,7 +167,7 @@ class GivenDocument(Document):
         """
         own = {**self.fields, self.text_column: text, **fields, PART_FIELD: f"{self.key}#{self.parts}"}
         self.parts += 1
-        return type(self)(text, self.key, own, self.text_column, text, self.size, number=self.parts - 1)
+        return type(self)(text, self.key, own, self.text_column, self.read_bytes, text, number=self.parts - 1)
 
 
 class _Failed(Exception):
@@ -206,7 +205,7 @@ class _Call:
             for document in documents:
                 text = document.text
                 key = document.key
-                size = utf8_size(document.text)
+                size = document.read_bytes
                 place = f"{key} ({self.part.path} line {key.row + 1})"
                 if key.row in self.errors:
                     self._set_aside(document, size, place)
@@ -214,7 +213,7 @@ class _Call:
                 self.rows.append(key.row)
                 self.dropped.add(1, size)
                 self.last = place
-                given = [GivenDocument(text, key, document.fields, document.text_column, text, size)]
+                given = [GivenDocument(text, key, document.fields, document.text_column, size, text)]
                 del document, text
                 yield given.pop()  # a large one is the function's alone, and gone before the next is read
         except GristmillError as error:
@@ -242,7 +241,9 @@ class _Call:
                 sink.write(line)
                 if document.is_further_part:
                     self.counts.add(self.part.source, PARTS, size)
-                self.counts.add_written(self.part.source, size, size if document.is_further_part else document.size)
+                self.counts.add_written(
+                    self.part.source, size, size if document.is_further_part else document.read_bytes
+                )
         if self.dropped.documents:
             reason = f"dropped by {self.short_name}"
             self.counts.add(self.part.source, reason, self.dropped.bytes, self.dropped.documents)
@@ -291,7 +292,7 @@ class _Call:
         document.is_further_part = bool(before)
         self.yielded[place] = _PART if is_part else _WHOLE
         if not before:
-            self.dropped.add(-1, -document.size)
+            self.dropped.add(-1, -document.read_bytes)
 
     def encode(self, document: GivenDocument) -> tuple[int, bytes]:
         """The size of a document's text, and its record as a line of JSON. UsageError if it has none."""

@@ -28,8 +28,8 @@ from gristmill.io.artefacts import stream_table, write_rows
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile, Document, paths_of
 from gristmill.io.external_sort import write_array
-from gristmill.io.readers import Rejects, read_documents
-from gristmill.io.writers import open_jsonl_writer
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.files import exists, file_info, is_file, resolved
 from gristmill.storage.local import atomic_write_bytes
 from gristmill.text import utf8_size
@@ -252,7 +252,7 @@ def count_documents(group: SliceGroup, index: IndexFiles, near: float, outputs: 
     items = Counter[int]()
     for part in group:
         for document in read_documents(part, counts, Rejects(outputs.ngrams)):
-            counts.add(part.source, "counted", utf8_size(document.text))
+            counts.add(part.source, "counted", document.read_bytes)
             with _memory_for(document):
                 words = find_words(document.text)
                 ngrams.update(benchmarks.keys_in(words).tolist())
@@ -293,7 +293,7 @@ def search_slices(
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
-                size = utf8_size(document.text)
+                size = document.read_bytes
                 with _memory_for(document):
                     words: TextWords = find_words(document.text)
                     matches = benchmarks.find(words, least)

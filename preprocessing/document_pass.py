@@ -30,8 +30,8 @@ from gristmill.io.facts import (
     stream_facts,
     write_index,
 )
-from gristmill.io.readers import Rejects, Slice, read_documents
-from gristmill.io.writers import Sink, open_jsonl_writer
+from gristmill.io.readers import Slice, read_documents
+from gristmill.io.writers import Rejects, Sink, open_jsonl_writer
 from gristmill.steps import Batch, DocumentStep, Processed, is_vector, run_steps, vector_length
 from gristmill.text import utf8_size
 
@@ -171,7 +171,7 @@ class _SliceWorker:
             place=lambda number: f"{self.part.path} line {documents[number].key.row + 1}",
         )
         done = run_steps(self.steps, batch)
-        raw_sizes = np.fromiter(map(utf8_size, texts), np.int64, len(texts))
+        raw_sizes = np.array([document.read_bytes for document in documents], np.int64)
         is_written = np.array([text is not None for text in done.texts], np.bool_)
         sizes = raw_sizes.copy()
         for number in np.flatnonzero(done.is_rewritten & is_written).tolist():

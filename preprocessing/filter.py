@@ -29,9 +29,9 @@ from gristmill.io.documents import paths_of, source_of
 from gristmill.io.facts import written_by_file
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
-from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects
 from gristmill.steps import FORM_BYTES, FORM_CHARACTERS
-from gristmill.text import utf8_size
 from preprocessing.minimum_length import SizeUnit, check_threshold, is_short
 
 STAGE = Stage("filter", version=1, libraries=("unicode", "pyarrow"))
@@ -168,7 +168,7 @@ def find_short(group: SliceGroup, threshold: int, unit: SizeUnit, output: Path) 
     for part in group:
         for document in read_documents(part, counts, rejects):
             short = is_short(document.text, threshold, unit)
-            counts.add(part.source, SHORT if short else KEPT, utf8_size(document.text))
+            counts.add(part.source, SHORT if short else KEPT, document.read_bytes)
             if short:
                 rows[part.name].append(document.key.row)
     write_keys(output, {file: np.array(found, np.int64) for file, found in rows.items()})

@@ -15,8 +15,8 @@ from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_cor
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.io.artefacts import write_rows
-from gristmill.io.readers import Rejects, read_documents
-from gristmill.io.writers import open_jsonl_writer
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 from preprocessing.document_pass import REMOVED, removed_path
 from preprocessing.prepare import note_replaced
@@ -80,7 +80,7 @@ def judge_slices(
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
                 url = str(document.value(field) or "") if field else ""
-                size = utf8_size(document.text)
+                size = document.read_bytes
                 label, score = recipe.language_of(document.value)
                 verdict = recipe.judge(document.text, splitter, url, label, score)
                 if verdict.rule:

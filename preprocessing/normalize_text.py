@@ -22,9 +22,9 @@ from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
 from gristmill.io.corpus import Source, join_corpora, scan_corpus, scan_sources
 from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
-from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.readers import read_documents
 from gristmill.io.web.extraction import Extract
-from gristmill.io.writers import open_jsonl_writer
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.files import listed_once
 from gristmill.text import utf8_size
 from preprocessing.steps.normalise import check_ftfy, normaliser, web_libraries
@@ -118,7 +118,7 @@ def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool, w
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
-                before = utf8_size(document.text)
+                before = document.read_bytes
                 text = fix(document.text)
                 size = before if text == document.text else utf8_size(text)
                 document.replace_text(text)

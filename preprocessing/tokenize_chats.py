@@ -24,7 +24,7 @@ from gristmill.engine.options import parse_size
 from gristmill.errors import InputError, UsageError, require, wrap_write_errors
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile, Reading, Slice, source_of
-from gristmill.io.readers import Rejects, plan_slices, read_documents
+from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.token_masks import MaskRecord, write_mask, write_masks
 from gristmill.io.token_shards import (
     Manifest,
@@ -37,6 +37,7 @@ from gristmill.io.token_shards import (
 )
 from gristmill.io.tokenizer_companions import companions_of, copies_in, read_config
 from gristmill.io.tokenizer_file import JsonTokenizer, find_tokenizer_file, open_tokenizer, special_id
+from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file, is_folder, reject_remote
 from gristmill.storage.local import partial_path, sha256_file
 from gristmill.text import utf8_size

@@ -21,7 +21,7 @@ from gristmill.engine.staleness.outputs import reject_unknown_files
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import Document, paths_of
-from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.readers import read_documents
 from gristmill.io.token_shards import (
     SHARD_SUFFIXES,
     ShardRecord,
@@ -33,7 +33,7 @@ from gristmill.io.token_shards import (
 )
 from gristmill.io.tokenizer_file import AnyTokenizer
 from gristmill.io.vocabulary import ESCAPED_SPACE
-from gristmill.text import utf8_size
+from gristmill.io.writers import Rejects
 from preprocessing.tokenizer.loading import LONG_TEXT, JsonEncoder, load_encoder, with_one_engine
 from preprocessing.tokenizer.shard_files import (
     ShardReport,
@@ -148,7 +148,7 @@ def _encode(
             lengths = _encode_batch(batch, encoder, *ends, shard)
             for document, length in zip(batch, lengths, strict=True):
                 source = document.original_key.source
-                size = utf8_size(document.text)
+                size = document.read_bytes
                 counts.add(source, WRITTEN, size)
                 document_sources.append(number_of.setdefault(source, len(number_of)))
                 for record in (found.shard, found.sources.setdefault(source, SourceRecord())):

@@ -35,8 +35,9 @@ from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
 from gristmill.io.lines import split_lines
-from gristmill.io.readers import Rejects, Slice, read_chosen, read_documents
+from gristmill.io.readers import Slice, read_chosen, read_documents
 from gristmill.io.tokenizer_file import QWEN2, require_tokenizers
+from gristmill.io.writers import Rejects
 from gristmill.processes import call_apart
 from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size

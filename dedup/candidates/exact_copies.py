@@ -24,7 +24,8 @@ from gristmill.engine.task import FileSet, Result
 from gristmill.io.documents import source_of
 from gristmill.io.external_sort import write_records
 from gristmill.io.facts import FactsFile, WrittenSlice, written_by_file
-from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 
 DIGESTED_ROW = np.dtype([*DIGEST, ("row", "<u4"), ("size", "<u4")])  # row in the group; bytes of the text in UTF-8

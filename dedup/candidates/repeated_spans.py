@@ -39,8 +39,8 @@ from gristmill.engine.task import FileSet, Result
 from gristmill.io.artefacts import open_table_writer, stream_table
 from gristmill.io.documents import DocKey
 from gristmill.io.external_sort import HeldRecords, read_records, write_records
-from gristmill.io.readers import Rejects, read_chosen, read_documents
-from gristmill.io.writers import open_jsonl_writer
+from gristmill.io.readers import read_chosen, read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 
 _ROWS = 1 << 14  # of the table, written together

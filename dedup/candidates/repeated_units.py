@@ -25,8 +25,8 @@ from gristmill.engine.task import FileSet, Result
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import write_rows
 from gristmill.io.external_sort import write_records
-from gristmill.io.readers import Rejects, read_documents
-from gristmill.io.writers import open_jsonl_writer
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 
 KeepUnit = Literal["first", "none"]

@@ -154,6 +154,8 @@ def stem(name: str) -> str:
 class Document(msgspec.Struct):
     """One document: its text, its key, and the fields of its record, `text_column`, which holds the text, included.
 
+    `read_bytes` is the size in UTF-8 of the text that was read.
+
     Fields read from JSON are kept as raw JSON, so that numbers, spacing and order are written back unchanged.
     """
 
@@ -161,6 +163,7 @@ class Document(msgspec.Struct):
     key: DocKey
     fields: dict[str, Any]
     text_column: str = "text"
+    read_bytes: int = 0
 
     def replace_text(self, text: str) -> None:
         """Set the text; a field with the same text keeps its raw JSON."""

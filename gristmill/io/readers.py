@@ -1,7 +1,5 @@
 """Readers: the documents of a corpus or of a slice of a file; malformed records are counted and written to a file."""
 
-import base64
-import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +19,6 @@ from gristmill.errors import (
     UsageError,
     require,
     wrap_read_errors,
-    wrap_write_errors,
 )
 from gristmill.io.arrow_tables import damaged_table, ipc_batches, parquet_batches, records, row_group_cuts
 from gristmill.io.corpus import list_corpus
@@ -42,7 +39,6 @@ from gristmill.io.documents import (
     parse_name,
     slices_at,
 )
-from gristmill.io.files import rejects_path
 from gristmill.io.lines import (
     MAX_LINE_BYTES,
     CutLine,
@@ -72,6 +68,7 @@ from gristmill.io.web.encodings import NoText, decode_page
 from gristmill.io.web.extraction import page_memory, text_of_page
 from gristmill.io.web.gzip_members import gzip_members
 from gristmill.io.web.records import MAX_PAGE_BYTES, REPLACED, Skipped, read_archive
+from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size, working_memory
 
@@ -154,40 +151,6 @@ def _files_of(path: Path, text_column: str, read_also: Collection[str]) -> list[
     return [CorpusFile(path, path.name, path.stat().st_size, text_column)]
 
 
-class Rejects:
-    """Writer of the malformed records found while writing `output`, as JSON lines in `output`.malformed; of None, none.
-
-    Each line has the file, the line number (from 1), the reason, and the record itself as `raw`, or
-    as `raw_base64` if it is not UTF-8. The constructor removes the file of an earlier run; the first call of
-    `add` creates a new one.
-    """
-
-    def __init__(self, output: Path | None) -> None:
-        self.path = rejects_path(output) if output is not None else None
-        # most often there is none, and unlink takes a lock that other processes wait for
-        if self.path and os.path.lexists(self.path):
-            with wrap_write_errors(self.path):
-                self.path.unlink(missing_ok=True)
-
-    def note(self, row: int, reason: str, size: int, url: str = "") -> None:
-        """Do nothing: a subclass may note the row of a record that is no document, why, its size in bytes and url."""
-
-    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
-        """Append a malformed record: its file, its line_of that file, the reason, and its bytes or fields."""
-        if self.path is None:
-            return
-        raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
-        entry: dict[str, Any] = {"file": file, "line": line, "reason": reason}
-        try:
-            entry["raw"] = raw.decode()
-        except UnicodeDecodeError:
-            entry["raw_base64"] = base64.b64encode(raw).decode()
-        with wrap_write_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as stored:
-                stored.write(msgspec.json.Encoder().encode_lines((entry,)))
-
-
 def read_documents(
     part: Slice, counts: Counts, rejects: Rejects, by_original_source: bool = False
 ) -> Iterator[Document]:
@@ -215,7 +178,8 @@ def read_documents(
         try:
             document = _to_document(record, DocKey(part.name, row), part)
         except Malformed as error:
-            (raw, size), line = _what_is_left(record), line_of(record, row)
+            raw, size = _what_is_left(record)
+            line = line_of(record, row)
             counts.add(part.source, READ, size)
             counts.add(part.source, f"{MALFORMED}: {error.reason}", size)
             counts.add_example(f"{part.path} line {line}: {error}")
@@ -223,7 +187,8 @@ def read_documents(
             rejects.add(part.name, line, error.reason, raw)
         else:
             source = document.original_key.source if by_original_source else part.source
-            counts.add_read(source, utf8_size(document.text))
+            document.read_bytes = utf8_size(document.text)
+            counts.add_read(source, document.read_bytes)
             if len(document.text) > _LONG_TEXT:
                 hold.require(working_memory(document.text, record), f"{part.path} line {row + 1}")
             found = [document]

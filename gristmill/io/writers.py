@@ -1,11 +1,13 @@
-"""Writers: .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, written atomically.
+"""Writers: .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, written atomically, and of malformed records.
 
 Values in a .parquet are as JSON has them: an object is a struct, a list a list, whole numbers int64, others double;
 points in time are text. A field that a record lacks is null. A field has one type in all records; whole and other
 numbers mix.
 """
 
+import base64
 import gzip
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -18,8 +20,9 @@ import pyarrow.parquet
 import zstandard
 
 from gristmill.batches import batched
-from gristmill.errors import UsageError
+from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.documents import LINE_FORMATS, compression_of, parse_name
+from gristmill.io.files import rejects_path
 from gristmill.io.lines import read_lines
 from gristmill.io.text_records import decode_value
 from gristmill.storage.local import atomic_write
@@ -62,6 +65,40 @@ def open_jsonl_writer(path: Path) -> Iterator[Sink]:
 def zstd_compressor(level: int = ZSTD_LEVEL) -> zstandard.ZstdCompressor:
     """Compressor for all .zst output; its frames have a checksum, so that readers detect damage."""
     return zstandard.ZstdCompressor(level=level, write_checksum=True)
+
+
+class Rejects:
+    """Writer of the malformed records found while writing `output`, as JSON lines in `output`.malformed; of None, none.
+
+    Each line has the file, the line number (from 1), the reason, and the record itself as `raw`, or
+    as `raw_base64` if it is not UTF-8. The constructor removes the file of an earlier run; the first call of
+    `add` creates a new one.
+    """
+
+    def __init__(self, output: Path | None) -> None:
+        self.path = rejects_path(output) if output is not None else None
+        # most often there is none, and unlink takes a lock that other processes wait for
+        if self.path and os.path.lexists(self.path):
+            with wrap_write_errors(self.path):
+                self.path.unlink(missing_ok=True)
+
+    def note(self, row: int, reason: str, size: int, url: str = "") -> None:
+        """Do nothing: a subclass may note the row of a record that is no document, why, its size in bytes and url."""
+
+    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
+        """Append a malformed record: its file, its line_of that file, the reason, and its bytes or fields."""
+        if self.path is None:
+            return
+        raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
+        entry: dict[str, Any] = {"file": file, "line": line, "reason": reason}
+        try:
+            entry["raw"] = raw.decode()
+        except UnicodeDecodeError:
+            entry["raw_base64"] = base64.b64encode(raw).decode()
+        with wrap_write_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as stored:
+                stored.write(msgspec.json.Encoder().encode_lines((entry,)))
 
 
 def schema_of(pieces: Iterable[Path], name: str) -> pa.Schema:

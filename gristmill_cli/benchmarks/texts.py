@@ -9,9 +9,10 @@ from gristmill.counts import Counts
 from gristmill.errors import UsageError, require
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import Slice
-from gristmill.io.readers import Rejects, plan_slices, read_documents
+from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.token_shards import MANIFEST, Manifest, ShardRecord, TokenShard, read_sources
 from gristmill.io.tokenizer_file import open_tokenizer
+from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file, is_folder, reject_remote
 
 _DOCUMENTS = 2000  # of a part of a shard

@@ -23,8 +23,9 @@ from gristmill.errors import DamagedFile, InputError, UsageError
 from gristmill.io.artefacts import open_table
 from gristmill.io.documents import ONE_SLICE, DocKey, slices_at
 from gristmill.io.facts import INDEX_FILE, read_index
-from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.readers import read_documents
 from gristmill.io.token_shards import Manifest
+from gristmill.io.writers import Rejects
 from gristmill.steps import FORM_CHARACTERS
 from gristmill.storage.files import is_file
 from gristmill.wording import count_of

@@ -23,8 +23,9 @@ from gristmill.counts import MALFORMED, NO_FIELD, Counts
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at, stem
 from gristmill.io.external_sort import ExternalSorter
-from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.readers import read_documents
 from gristmill.io.text_records import take_text
+from gristmill.io.writers import Rejects
 from gristmill.storage.local import atomic_write, atomic_write_bytes
 from gristmill.storage.stores import store_of
 from preprocessing.contamination.near import ITEM_SIZE, NEAR_LENGTH, NearPlace, NearSearch

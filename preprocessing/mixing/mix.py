@@ -22,8 +22,8 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.io.documents import KEY_FIELD, Document
-from gristmill.io.readers import Rejects, Slice, read_documents
-from gristmill.io.writers import ZSTD_LEVEL
+from gristmill.io.readers import Slice, read_documents
+from gristmill.io.writers import ZSTD_LEVEL, Rejects
 from gristmill.text import utf8_size
 from preprocessing.mixing.drops import load_drops
 from preprocessing.mixing.epochs import Amounts, MeasuredSources
@@ -176,7 +176,7 @@ def _count_copies(batch: _Batch, epochs: SourceEpochs, seed: int, counts: Counts
     copies[batch.is_dropped] = 0
     for document, reason, times in zip(batch.documents, batch.reasons, copies.tolist(), strict=True):
         source = batch.part.source
-        size = utf8_size(document.text)
+        size = document.read_bytes
         if times:
             counts.add(source, WRITTEN, size * times, times)
         else:
@@ -193,7 +193,7 @@ def _scatter_copies(
     lines = []
     for document, times in zip(batch.documents, copies.tolist(), strict=True):
         lines.append(_line(document) if times else b"")
-    sizes = np.array([utf8_size(document.text) for document in batch.documents], np.int64)
+    sizes = np.array([document.read_bytes for document in batch.documents], np.int64)
     line_sizes = np.array(list(map(len, lines)), np.int64)
     for copy in range(int(copies.max(initial=0))):
         chosen = np.flatnonzero(copies > copy)

@@ -16,7 +16,8 @@ from gristmill.counts import Counts
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_lines
-from gristmill.io.readers import Rejects, plan_slices, read_documents
+from gristmill.io.readers import plan_slices, read_documents
+from gristmill.io.writers import Rejects
 from preprocessing.normalize_text import normalize_slices
 
 MB = 1 << 20

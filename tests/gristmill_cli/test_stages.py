@@ -17,8 +17,8 @@ from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import write_rows
-from gristmill.io.readers import Rejects, read_documents
-from gristmill.io.writers import open_jsonl_writer
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size
 from gristmill_cli.cards.data_card import card

@@ -18,7 +18,8 @@ from gristmill.engine.options import RunOptions
 from gristmill.io.artefacts import write_table
 from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_lines
-from gristmill.io.readers import Rejects, plan_slices, read_documents
+from gristmill.io.readers import plan_slices, read_documents
+from gristmill.io.writers import Rejects
 from preprocessing.shuffle_holdout import pass1, pass2
 from tests.patience import patience
 

@@ -26,7 +26,7 @@ from gristmill.engine.staleness.outputs import reject_overlapping_folders, rejec
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import ConservationError, InputError, OutputError, StorageError, TooManyMalformed, UsageError
 from gristmill.io.files import reject_unfinished
-from gristmill.io.readers import Rejects
+from gristmill.io.writers import Rejects
 from gristmill.storage.local import atomic_write_bytes
 from tests.gristmill.engine import upper_stage as upper_stage_module
 from tests.gristmill.engine.upper_stage import QUIET, STAGE, Settings, join, upper_stage

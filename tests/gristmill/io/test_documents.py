@@ -19,8 +19,8 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.corpus import ODD_NAME, list_corpus, list_source, scan_corpus
 from gristmill.io.documents import DocKey, Document
-from gristmill.io.readers import Rejects, plan_slices, read_documents
-from gristmill.io.writers import open_jsonl_writer
+from gristmill.io.readers import plan_slices, read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
 
 LINES = [
     b'{"text":"one","meta":{"n":123456789012345678901234567890,"f":1.00,"e":-1E+2}}',

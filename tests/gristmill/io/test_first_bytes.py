@@ -15,7 +15,8 @@ from gristmill.counts import Counts
 from gristmill.errors import DamagedFile
 from gristmill.io import readers
 from gristmill.io.corpus import list_corpus
-from gristmill.io.readers import Rejects, plan_slices, read_corpus, read_documents
+from gristmill.io.readers import plan_slices, read_corpus, read_documents
+from gristmill.io.writers import Rejects
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

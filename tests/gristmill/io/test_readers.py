@@ -22,7 +22,8 @@ from gristmill.io import arrow_tables, readers
 from gristmill.io.arrow_tables import records
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import DocKey, Document
-from gristmill.io.readers import Rejects, Slice, plan_slices, read_corpus, read_documents
+from gristmill.io.readers import Slice, plan_slices, read_corpus, read_documents
+from gristmill.io.writers import Rejects
 
 
 def read_all(root: Path, rejects: Path) -> tuple[list[Document], Counts, list[dict]]:

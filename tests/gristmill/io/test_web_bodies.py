@@ -12,8 +12,9 @@ import zstandard
 
 from gristmill.counts import Counts
 from gristmill.io.documents import Document, Slice
-from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.readers import read_documents
 from gristmill.io.web import records as web_records
+from gristmill.io.writers import Rejects
 from tests.gristmill.io.test_web_archives import LONG, page, record, response
 
 BODY = page(LONG, "Größe").encode()

@@ -17,6 +17,7 @@ from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_chunks
 from gristmill.io.web import archive, gzip_members, records
 from gristmill.io.web.archive import DamagedRecord, Record, read_records
+from gristmill.io.writers import Rejects
 from preprocessing.normalize_text import normalize_text
 from tests.gristmill.io.test_web_archives import gzipped, page, record, response
 from tests.gristmill.io.test_web_bodies import read
@@ -169,7 +170,7 @@ def test_a_page_on_which_a_library_fails_is_malformed(tmp_path: Path, monkeypatc
     counts = Counts()
     for file in list_corpus(tmp_path / "in", read_also=("html",)):
         (part,) = readers.plan_slices(file)
-        assert not list(readers.read_documents(part, counts, readers.Rejects(tmp_path / "out")))
+        assert not list(readers.read_documents(part, counts, Rejects(tmp_path / "out")))
     assert counts.total("malformed: page that fails with IndexError").documents == 3
 
     def fail_at_once(*_: object) -> None:

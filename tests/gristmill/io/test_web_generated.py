@@ -25,7 +25,8 @@ from warcio.warcwriter import WARCWriter
 
 from gristmill.counts import Counts
 from gristmill.io.documents import Slice
-from gristmill.io.readers import Rejects, read_documents
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects
 from tests.gristmill.io.test_web_bodies import chunked, raw_deflate
 
 RECORDS = 200
