@@ -6,6 +6,7 @@ Read in this order:
     certificate.py    all cases in warm processes, a table, and a verdict
     cases.py          a case: a small model, a layout, how it trains; every layout, or a set that covers all pairs
     feature_cases.py  cases of precisions, optimizers, documents, grids, contexts, replicas, experts, published models
+    runs/             runs of the trainer itself, from token shards, with a stop and a resume
     worker.py         what each rank of a case runs, and keeps: losses, gradients, weights, traffic
     reference.py      what a case is compared with: transformers, or plain/, which shares no code with the trainer
     comparison.py     the differences, their limits, and the traffic against its formulas

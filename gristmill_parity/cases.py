@@ -212,19 +212,12 @@ class Case:
         return found if self.reference == "one process" else replace(found, device="cpu")
 
     def __str__(self) -> str:
-        layout = self.layout
-        words = [self.preset, f"dp{layout.dp} tp{layout.tp} pp{layout.pp}"]
-        words += [f"zero{layout.zero}"] * (layout.zero > 0)
-        words += [f"shard{layout.zero_group}"] * (1 < layout.zero_group < layout.dp)
-        words += ["sp"] * layout.sequence_parallel
-        words += [f"{layout.tensor} {' x '.join(map(str, layout.grid))}"] * (layout.tensor != "1d")
-        words += [f"cp{layout.cp} {layout.context}"] * (layout.cp > 1)
-        words += [f"ep{layout.ep}"] * (layout.ep > 1)
-        words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
-        words += [f"{layout.compression} {layout.compression_rank}"] * (layout.compression == "powersgd")
-        words += ["int8"] * (layout.compression == "int8") + [f"H{layout.local_steps}"] * (layout.local_steps > 0)
-        words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
-        words += [f"recompute-{self.recompute}"] * (self.recompute != "none")
+        return " ".join([self.preset, name_of_layout(self.layout), *self.options])
+
+    @property
+    def options(self) -> list[str]:
+        """The options besides the layout, where they are not the usual ones, and the reference, in words."""
+        words = [f"recompute-{self.recompute}"] * (self.recompute != "none")
         words += [self.optimizer] * (self.optimizer != "sgd") + ["z-loss"] * (self.z_loss > 0)
         words += [f"offload-{self.offload}"] * (self.offload != "device")
         words += [f"experts-{self.sparse}"] * bool(self.sparse)
@@ -232,7 +225,23 @@ class Case:
         words += ["chats"] * self.chats
         words += [self.precision] * (self.precision != "fp64")
         words += [f"{self.steps} steps"] * (self.steps != 3)
-        return " ".join([*words, *[f"= {self.reference}"] * (self.reference != "one process")])
+        return [*words, *[f"= {self.reference}"] * (self.reference != "one process")]
+
+
+def name_of_layout(layout: ParallelConfig) -> str:
+    """The options of a layout in words, without those that have no effect."""
+    words = [f"dp{layout.dp} tp{layout.tp} pp{layout.pp}"]
+    words += [f"zero{layout.zero}"] * (layout.zero > 0)
+    words += [f"shard{layout.zero_group}"] * (1 < layout.zero_group < layout.dp)
+    words += ["sp"] * layout.sequence_parallel
+    words += [f"{layout.tensor} {' x '.join(map(str, layout.grid))}"] * (layout.tensor != "1d")
+    words += [f"cp{layout.cp} {layout.context}"] * (layout.cp > 1)
+    words += [f"ep{layout.ep}"] * (layout.ep > 1)
+    words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
+    words += [f"{layout.compression} {layout.compression_rank}"] * (layout.compression == "powersgd")
+    words += ["int8"] * (layout.compression == "int8") + [f"H{layout.local_steps}"] * (layout.local_steps > 0)
+    words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
+    return " ".join(words)
 
 
 def _reference_layout(own: ParallelConfig) -> ParallelConfig:

@@ -20,6 +20,7 @@ from gristmill.wording import count_of
 from gristmill_parity.cases import Case, all_cases, covering_cases
 from gristmill_parity.comparison import QUANTITIES, CaseResult, Certifier, limits
 from gristmill_parity.feature_cases import feature_cases
+from gristmill_parity.runs.run_case import trainer_runs
 from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
 
@@ -38,7 +39,7 @@ _LISTED_PROCESSES = 16  # of the largest layouts that are listed
 
 
 def plan_certificate(full: bool, processes: int | None, device: Literal["cpu", "cuda"] = "cpu") -> CertificatePlan:
-    """Choose the cases: those with an independent reference, then layouts in float64, then in float32.
+    """Choose the cases: those with an independent reference, runs of the trainer, layouts in float64, then in float32.
 
     Each kind of layout also runs in float32, which uses other CPU kernels than float64. In `full` the whole covering
     set does, and again with documents that do not see each other. Without a number of `processes` all layouts are
@@ -51,14 +52,16 @@ def plan_certificate(full: bool, processes: int | None, device: Literal["cpu", "
     layouts = [*(all_ if full else covering)]
     layouts += [replace(case, precision="fp32") for case in (covering if full else kinds_of_layouts(covering))]
     layouts += [replace(case, documents=True) for case in (covering if full else ())]
-    cases = [*features, *(replace(case, device=device) for case in layouts)]
+    runs, refused_runs = trainer_runs(full, device)
+    skipped += [line for line in refused_runs if line not in skipped]
+    cases = [*features, *runs, *(replace(case, device=device) for case in layouts)]
     gpus = torch.cuda.device_count()
     possible = [case for case in cases if device == "cpu" or not case.sends_tensors or case.processes <= gpus]
     if possible != cases:
         count = len(cases) - len(possible)
         skipped.append(
-            f"{count_of(count, 'layout')} with pipelines, grids or rings: each process needs a GPU, as gloo "
-            "sends no GPU tensors"
+            f"{count_of(count, 'row')} with pipelines, grids or rings, or of the trainer: each process needs a GPU, as "
+            "gloo sends no GPU tensors"
         )
     return CertificatePlan([case for case in possible if case.processes <= most], refused, skipped)
 
@@ -73,6 +76,7 @@ def kinds_of_layouts(cases: Sequence[Case]) -> list[Case]:
     return [case for case in cases if case in chosen.values()]
 
 
+_PRELOAD = ["gristmill_parity.comparison"]  # once for all processes: they are replaced after some cases each
 _JOB_SECONDS = 300.0  # compiling takes a minute on a busy machine
 
 
@@ -90,7 +94,7 @@ def run_cases(cases: Sequence[Case], device: Literal["cpu", "cuda"], seconds: fl
 
     def run(lane: list[Case]) -> None:
         size = max(case.processes for case in lane)
-        with RankPool(size, job_timeout=_JOB_SECONDS, device=device) as ranks:
+        with RankPool(size, job_timeout=_JOB_SECONDS, device=device, preload=_PRELOAD) as ranks:
             certifier = Certifier(ranks)
             for case in lane:
                 if ended.is_set() or time.monotonic() - started > seconds:

@@ -1,15 +1,22 @@
 """Comparison: runs a case of the parity certificate and compares it with one process and with the traffic theory."""
 
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gristmill_parity.cases import Case
 from gristmill_parity.reference import GlobalResult, run_reference
+from gristmill_parity.runs.outcome import read_outcome
+from gristmill_parity.runs.reference import run_reference_of_run
+from gristmill_parity.runs.run_case import RunCase
+from gristmill_parity.runs.shards import write_token_data
+from gristmill_parity.runs.stint import RUN, Stint, run_stint
 from gristmill_parity.worker import RankResult, ShardValues, run_case
 from training.distributed.rank_pool import RankError, RankPool
 from training.parallel.traffic_inputs import Traffic, Volume
@@ -96,10 +103,16 @@ def _largest(values: Iterable[float]) -> float:
 class Certifier:
     """Runs cases in a pool of ranks and compares each with one process, whose result is cached."""
 
-    def __init__(self, ranks: RankPool, job: Callable[[Case], RankResult] = run_case) -> None:
-        """`job` is what each rank of a case runs; tests pass one with a planted fault."""
+    def __init__(
+        self,
+        ranks: RankPool,
+        job: Callable[[Case], RankResult] = run_case,
+        stint: Callable[[Stint], None] = run_stint,
+    ) -> None:
+        """`job` is what each rank of a case runs, `stint` of a run; tests pass some with a planted fault."""
         self.ranks = ranks
         self.job = job
+        self.stint = stint
         self._references: dict[Case, GlobalResult] = {}
 
     def certify(self, case: Case) -> CaseResult:
@@ -108,6 +121,9 @@ class Certifier:
         try:
             reference = self._reference(case.of_reference)
             started = time.monotonic()
+            if isinstance(case, RunCase):
+                measured = differences(case, self._train(case), reference)
+                return CaseResult(case, time.monotonic() - started, measured)
             results = self.ranks.run(case.processes, self.job, case)
             found = assemble_ranks(results)
             measured = differences(case, found, reference)
@@ -119,9 +135,20 @@ class Certifier:
         mismatch = found.mismatch or held or traffic_difference(results)
         return CaseResult(case, seconds, measured, busiest, mismatch=mismatch)
 
+    def _train(self, case: RunCase) -> GlobalResult:
+        """Run the trainer until the case's stop, and from there to its end."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_token_data(folder)
+            for stint in (Stint(case, folder, case.layout, case.stop), Stint(case, folder, case.resumed, "done")):
+                self.ranks.run(stint.layout.processes, self.stint, stint)
+            return read_outcome(folder / RUN, case)
+
     def _reference(self, case: Case) -> GlobalResult:
         if case not in self._references:
-            if case.reference == "one process":
+            if isinstance(case, RunCase):
+                (self._references[case],) = self.ranks.run(1, run_reference_of_run, case)
+            elif case.reference == "one process":
                 self._references[case] = assemble_ranks(self.ranks.run(1, run_case, case))
             else:
                 (self._references[case],) = self.ranks.run(1, run_reference, case)

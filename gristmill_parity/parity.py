@@ -28,7 +28,8 @@ def parity(
     Trains a small Llama or GPT-2 (tied embedding, biases, dropout) in real processes, from the same seed and data, and
     compares losses, gradients and weights after three steps. One process, AdamW with clipping, offloading, bf16, fp16
     and compiled blocks are compared with a plain decoder that shares no code with the trainer, and with transformers
-    where it is installed; layouts with one process, and their traffic with formulas. The limits are in
+    where it is installed; layouts with one process, and their traffic with formulas; and runs of the trainer from token
+    shards, which are stopped and resume, with a plain decoder that reads the shards by itself. The limits are in
     docs/concepts/parallelism.md.
 
     Args:

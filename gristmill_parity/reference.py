@@ -5,6 +5,7 @@ replicas that compress gradients or take local steps are plain decoders, too. Pa
 """
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -201,11 +202,21 @@ def reference_optimizer(case: Case, model: PlainModel | TransformersModel) -> to
 
 def clip_and_update(
     case: Case, model: PlainModel | TransformersModel, optimizer: torch.optim.Optimizer | PlainMuon
-) -> None:
-    """Update the model by its gradients, which are clipped as the case says."""
-    if case.optimizer != "sgd":
-        torch.nn.utils.clip_grad_norm_(model.parameters, ADAMW.max_grad_norm)
+) -> Tensor:
+    """Update the model by its gradients, which are clipped as the case says; returns their norm before that."""
+    longest = math.inf if case.optimizer == "sgd" else ADAMW.max_grad_norm
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters, longest)
     optimizer.step()
+    return norm
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer | PlainMuon, rate: float) -> None:
+    """Let the next updates have another learning rate."""
+    if isinstance(optimizer, PlainMuon):
+        optimizer.lr = rate
+        optimizer = optimizer.other
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 _BY_COLUMNS = ("o.weight", "down.weight")  # of matrices those whose inputs tensor parallelism divides
@@ -219,7 +230,9 @@ class CompressedSteps:
         self.model = PlainModel(case)
         layout = case.layout
         self.optimizer = reference_optimizer(case, self.model)
+        self.optimizers = [self.optimizer]
         self.gradients: Named = {}
+        self.norms: list[Tensor] = []
         self.replicas = layout.dp
         self.rank = layout.compression_rank
         self.tp = layout.tp
@@ -240,7 +253,7 @@ class CompressedSteps:
         for name, weight in self.model.weights.items():
             weight.grad = sums[name].clone()
         self.gradients = self.gradients or sums
-        clip_and_update(self.case, self.model, self.optimizer)
+        self.norms.append(clip_and_update(self.case, self.model, self.optimizer))
         return total
 
     def _sums(self, each: list[Named]) -> Named:
@@ -281,8 +294,9 @@ class LocalSteps:
         self.case = case
         self.model = PlainModel(case)
         self.gradients: Named = {}
+        self.norms: list[Tensor] = []
         self._each = [PlainModel(case) for _ in range(case.layout.dp)]
-        self._optimizers = [reference_optimizer(case, one) for one in self._each]
+        self.optimizers = [reference_optimizer(case, one) for one in self._each]
         self._outer = torch.optim.SGD(
             self.model.parameters, lr=ADAMW.outer_lr, momentum=ADAMW.outer_momentum, nesterov=True
         )
@@ -291,7 +305,8 @@ class LocalSteps:
     def step(self, batch: TokenBatch, targets: int) -> Tensor:
         """Let each replica take a step; returns their mean loss before it."""
         total = torch.zeros((), dtype=torch.float64)
-        for replica, (one, optimizer) in enumerate(zip(self._each, self._optimizers, strict=True)):
+        norms = []
+        for replica, (one, optimizer) in enumerate(zip(self._each, self.optimizers, strict=True)):
             own = own_sequences(batch, replica, len(self._each))
             optimizer.zero_grad()
             if one.experts is not None:
@@ -300,7 +315,8 @@ class LocalSteps:
             of_routers = 0.0 if one.experts is None else one.experts.loss
             ((loss + of_routers) / int((own.targets != IGNORED).sum())).backward()
             total += loss.detach() / targets
-            clip_and_update(self.case, one, optimizer)
+            norms.append(clip_and_update(self.case, one, optimizer))
+        self.norms.append(torch.stack(norms).square().mean().sqrt())
         self._steps += 1
         if self._steps % self.case.layout.local_steps == 0:
             self._meet()
@@ -341,29 +357,40 @@ class GlobalResult:
 
 def run_reference(case: Case) -> GlobalResult:
     """Train the case's reference; `case.reference` says which. Runs in one process, on the CPU."""
-    run: LocalSteps | CompressedSteps | _Steps
-    if case.layout.local_steps:
-        run = LocalSteps(case)
-    else:
-        run = _Steps(case) if case.layout.compression == "none" else CompressedSteps(case)
+    run = reference_steps(case)
     losses = [run.step(*global_batch(case, step)) for step in range(case.steps)]
     batch, targets = global_batch(case, case.steps)
-    with torch.no_grad():
-        logits = torch.empty(*batch.ids.shape, case.model.vocab_size, dtype=torch.float64)
-        for part, where in _documents_alone(batch):
-            logits.flatten(0, 1)[where] = run.model.logits(part.ids)
-        losses.append(summed_loss(logits, batch.targets) / targets)
+    logits = evaluated_logits(run.model, batch, case.model.vocab_size)
+    losses.append(summed_loss(logits, batch.targets) / targets)
     return GlobalResult(torch.stack(losses), run.gradients, run.model.named("data"), logits[0, list(LOGIT_POSITIONS)])
 
 
-class _Steps:
+@torch.no_grad()
+def evaluated_logits(model: PlainModel | TransformersModel, batch: TokenBatch, vocabulary: int) -> Tensor:
+    """The logits (B, T, V) of a batch, each of its documents alone."""
+    logits = torch.empty(*batch.ids.shape, vocabulary, dtype=torch.float64)
+    for part, where in _documents_alone(batch):
+        logits.flatten(0, 1)[where] = model.logits(part.ids)
+    return logits
+
+
+def reference_steps(case: Case) -> "LocalSteps | CompressedSteps | OneModelSteps":
+    """The steps of a case's reference, which is at its initial weights."""
+    if case.layout.local_steps:
+        return LocalSteps(case)
+    return OneModelSteps(case) if case.layout.compression == "none" else CompressedSteps(case)
+
+
+class OneModelSteps:
     """Steps of one process; `gradients` are those of the first."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.model = TransformersModel(case) if case.reference == "transformers" else PlainModel(case)
         self.optimizer = reference_optimizer(case, self.model)
+        self.optimizers = [self.optimizer]
         self.gradients: Named = {}
+        self.norms: list[Tensor] = []
 
     def step(self, batch: TokenBatch, targets: int) -> Tensor:
         """Take a step; returns the mean loss before it."""
@@ -377,7 +404,7 @@ class _Steps:
         of_routers = experts.loss / targets if experts is not None else 0.0
         (loss + of_routers + sum(_z_loss(self.case, model, part) for part, _ in parts) / targets).backward()
         self.gradients = self.gradients or {name: grad.clone() for name, grad in model.named("grad").items()}
-        clip_and_update(self.case, model, self.optimizer)
+        self.norms.append(clip_and_update(self.case, model, self.optimizer))
         if experts is not None:
             experts.update()
         return loss.detach()

@@ -12,6 +12,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 from gristmill_parity.cases import Case
 from gristmill_parity.certificate import plan_certificate
 from gristmill_parity.feature_cases import feature_cases
+from gristmill_parity.runs.run_case import RunCase, trainer_runs
 from training.parallel.pipeline.schedules import SPLIT_BACKWARD
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,15 +79,28 @@ FEATURES: dict[str, Callable[[Case], bool]] = {
     "packed chats": lambda c: c.chats,
     "experts": lambda c: bool(c.sparse),
 }
+_RUNS = """## Runs of the trainer
+
+Each trains under one layout, crashes or is stopped by a signal, and resumes under the other
+([how](../concepts/parallelism.md#runs-of-the-trainer)).
+"""
 
 
 def coverage() -> str:
     """The whole page."""
-    cpu = plan_certificate(False, 8).cases
+    cpu = [case for case in plan_certificate(False, 8).cases if not isinstance(case, RunCase)]
     on_one_gpu = [*feature_cases("cuda")[0], *(case for case in cpu if case.reference == "one process")]
     gpu = [case for case in on_one_gpu if not case.sends_tensors]
-    parts = [HEAD, "## On a CPU\n", *_table(cpu), "\n## On one GPU, with `--device cuda`\n", *_table(gpu)]
-    return "\n".join([*parts, _GPU])
+    parts = [HEAD, "## On a CPU\n", *_table(cpu), "\n## On one GPU, with `--device cuda`\n", *_table(gpu), _GPU]
+    parts += [_RUNS, *_runs(False), "\nWith `--full` also:\n", *_runs(True), ""]
+    return "\n".join(parts)
+
+
+def _runs(full: bool) -> list[str]:
+    """The names of the runs; with `full` of those that are only in the full certificate."""
+    usual = trainer_runs(False)[0]
+    chosen = [case for case in trainer_runs(True)[0] if case not in usual] if full else usual
+    return [f"- `{case}`" for case in chosen]
 
 
 def _table(cases: Sequence[Case]) -> list[str]:

@@ -13,7 +13,7 @@ import pickle
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -60,14 +60,22 @@ class RankPool:
     """Pool of up to `size` workers of a thread, one per rank; a job starts those that are missing, `__exit__` ends all.
 
     `timeout`: seconds that a collective waits for other ranks; `job_timeout`: seconds for a job.
-    `device`: "cuda" lets the ranks communicate tensors on GPUs too.
+    `device`: "cuda" lets the ranks communicate tensors on GPUs too. `preload`: modules that jobs need besides torch's.
     """
 
-    def __init__(self, size: int, timeout: float = 30.0, job_timeout: float = 120.0, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        size: int,
+        timeout: float = 30.0,
+        job_timeout: float = 120.0,
+        device: str = "cpu",
+        preload: Sequence[str] = (),
+    ) -> None:
         self.size = size
         self.timeout = timeout
         self.job_timeout = job_timeout
         self.device = device
+        self.preload = preload
         self._workers: dict[int, _RankProcess] = {}
         self._jobs = 0
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -90,7 +98,7 @@ class RankPool:
         """
         assert 0 < size <= self.size, f"{size} ranks of {self.size}"
         job = pickle.dumps((function, arguments))
-        start_fork_server([*_PRELOAD, *(_PRELOAD_ON_CPU if self.device == "cpu" else [])])
+        start_fork_server([*_PRELOAD, *self.preload, *(_PRELOAD_ON_CPU if self.device == "cpu" else [])])
         self._end([rank for rank, worker in self._workers.items() if worker.jobs >= _MAX_JOBS])
         for rank in range(size):
             if rank not in self._workers:

@@ -1,0 +1,51 @@
+"""Outcome: what a run's folder has at its end, by the metrics and the last checkpoint that it wrote."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from gristmill_parity.reference import GlobalResult
+from gristmill_parity.runs.run_case import RunCase
+
+_WEIGHT = "model."
+
+
+def read_outcome(run: Path, case: RunCase) -> GlobalResult:
+    """Read a finished run: losses of its steps and evaluations, norms of its gradients, weights of its checkpoint.
+
+    Files are read by json and torch alone. Raises AssertionError where a step or an evaluation is not recorded once.
+    """
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    steps = [record for record in records if record["kind"] == "step"]
+    evaluations = [record for record in records if record["kind"] == "eval"]
+    recorded = [record["step"] for record in steps]
+    assert recorded == list(range(1, case.steps + 1)), f"metrics.jsonl has steps {recorded}"
+    evaluated = [record["step"] for record in evaluations]
+    assert evaluated == case.evaluations, f"metrics.jsonl has evaluations after steps {evaluated}"
+    skipped = [record["step"] for record in steps if record.get("skipped")]
+    assert not skipped, f"steps {skipped} were skipped"
+    summary = json.loads((run / "summary.json").read_text())
+    losses = [record["loss"] for record in [*steps, *evaluations]] + [summary["unigram_loss"]]
+    norms = torch.tensor([record["grad_norm"] for record in steps], dtype=torch.float64)
+    weights = _weights(run / "checkpoints" / (run / "checkpoints/latest").read_text().strip())
+    return GlobalResult(torch.tensor(losses, dtype=torch.float64), {"norm": norms}, weights)
+
+
+def _weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint, read by torch, by name."""
+    reader = dcp.FileSystemReader(checkpoint)
+    state: dict[str, Any] = {}
+    for key, stored in reader.read_metadata().state_dict_metadata.items():
+        if key.startswith(_WEIGHT) and isinstance(stored, TensorStorageMetadata):
+            state[key] = torch.empty(stored.size, dtype=stored.properties.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that there is one process
+        dcp.load(state, storage_reader=reader, no_dist=True)
+    return {key.removeprefix(_WEIGHT): values for key, values in state.items()}
