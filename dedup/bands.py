@@ -85,7 +85,9 @@ class Curve:
         lines = []
         for level in reversed(range(_HEIGHT)):
             filled = [_EIGHTHS[min(max(height - level * 8, 0), 8)] for height in eighths]
-            label = f"{100 * (level + 1) // _HEIGHT:>4} % " if (level + 1) % 3 == 0 else " " * 7
+            label = " " * 7
+            if (level + 1) % 3 == 0:
+                label = f"{100 * (level + 1) // _HEIGHT:>4} % "
             line = Text(label + "│", style="dim")
             for column, block in enumerate(filled):
                 is_marked = column == marked

@@ -180,7 +180,10 @@ def _laid_over(below: Any, above: Any) -> Any:
     """
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
-    return below | {key: _laid_over(below[key], value) if key in below else value for key, value in above.items()}
+    merged = dict(below)
+    for key, value in above.items():
+        merged[key] = _laid_over(below[key], value) if key in below else value
+    return merged
 
 
 def _field_types(cls: type) -> dict[str, Any]:

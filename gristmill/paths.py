@@ -69,7 +69,10 @@ def object_name(path: Path | str) -> ObjectName:
     found = _REMOTE.search(text)
     assert found, f"{path} is not remote"
     rest = os.path.normpath("/" + text[found.end() :]).lstrip("/")
-    end = len(_HUB_DATASET.match(rest)[0]) if found[1] == "hf" else len(rest.partition("/")[0])  # type: ignore[index]
+    if found[1] == "hf":
+        end = len(_HUB_DATASET.match(rest)[0])  # type: ignore[index]
+    else:
+        end = len(rest.partition("/")[0])
     return ObjectName(found[1], rest[:end], rest[end + 1 :])
 
 

@@ -65,7 +65,8 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
         lost = [reason for reason in counts.reasons if reason not in (*INCOMING, TRAIN, HELD_OUT)]
         gained = [reason for reason in INCOMING if reason in counts.reasons]
         rules = [reason for reason in lost if reason in RULES]
-        columns = [*gained, *([_RULES] if rules else []), *(it for it in lost if it not in rules), HELD_OUT, TRAIN]
+        others = [reason for reason in lost if reason not in rules]
+        columns = [*gained, *([_RULES] if rules else []), *others, HELD_OUT, TRAIN]
         summed = {_RULES: rules}
         files = file_columns(counts)
         documents = _table("funnel: documents", [_heading(name) for name in columns])
@@ -73,12 +74,15 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
         for source in [*sorted(self.tallies), None]:
             name = Text(source or TOTAL)
             style = "" if source else "bold"
-            totals = (
-                sum(counts.total(it, source).documents for it in summed.get(column, [column])) for column in columns
-            )
-            documents.add_row(name, *(f"{total:,}" for total in totals), style=style)
-            megabytes = [f"{counts.total(it, source).bytes / 1e6:,.2f}" for it in (READ, TRAIN)]
-            tokens = sum(self.tokens[TRAIN].get(s, 0) for s in ([source] if source else self.tokens[TRAIN]))
+            totals = []
+            for column in columns:
+                reasons = summed.get(column, [column])
+                total = sum(counts.total(reason, source).documents for reason in reasons)
+                totals.append(f"{total:,}")
+            documents.add_row(name, *totals, style=style)
+            megabytes = [f"{counts.total(reason, source).bytes / 1e6:,.2f}" for reason in (READ, TRAIN)]
+            of_train = self.tokens[TRAIN]
+            tokens = of_train.get(source, 0) if source else sum(of_train.values())
             sizes.add_row(name, *megabytes, f"{tokens:,}", *(write(source) for write in files.values()), style=style)
         left_out = [Text(f"left out: {list_faults(self.damaged)}")] if self.damaged else []
         warnings = [Text(f"warning: {line}", style="bold") for line in self.warnings]
@@ -151,10 +155,9 @@ def build_funnel(stages: Sequence[Counts], manifests: dict[str, Manifest], warni
             outcome = TRAIN if reason == WRITTEN else reason
             whole.add(source, outcome, tally.bytes, tally.documents, tally.files)
     whole.check_conserved("the whole run")
-    tokens = {
-        name: {source: record.tokens for source, record in manifest.sources.items()}
-        for name, manifest in manifests.items()
-    }
+    tokens = dict[str, dict[str, int]]()
+    for name, manifest in manifests.items():
+        tokens[name] = {source: record.tokens for source, record in manifest.sources.items()}
     damaged = {name: damage.fault for name, damage in stages[0].damaged.items()}
     return Funnel(whole.tallies, tokens, damaged, list(warnings))
 
@@ -193,4 +196,6 @@ def _heading(name: str) -> str:
 def _sign(name: str) -> str:
     if name in (TRAIN, HELD_OUT):
         return "= "
-    return "" if name == READ else "+ " if name in INCOMING else "- "
+    if name == READ:
+        return ""
+    return "+ " if name in INCOMING else "- "

@@ -208,7 +208,7 @@ def options_as_typed(section: str) -> Iterator[None]:
     try:
         yield
     except GristmillError as error:
-        error.args = tuple(spell_options(it, section) if isinstance(it, str) else it for it in error.args)
+        error.args = tuple(spell_options(part, section) if isinstance(part, str) else part for part in error.args)
         raise
 
 

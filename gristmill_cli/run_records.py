@@ -184,10 +184,16 @@ def stage_ledgers(config: RunConfig, stage: StageSpec) -> list[Ledger]:
 def _spell(value: Any) -> str:
     """A setting as it is given on a command line."""
     if isinstance(value, Mapping):
-        given = {name: it for name, it in value.items() if it not in ("", None)}
-        inner = (f"({_spell(it)})" if isinstance(it, Mapping) else _spell(it) for it in given.values())
-        return " ".join(map(" ".join, zip(given, inner, strict=True))) or "none"
-    return " ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
+        spelled = list[str]()
+        for name, item in value.items():
+            if item in ("", None):
+                continue
+            words = f"({_spell(item)})" if isinstance(item, Mapping) else _spell(item)
+            spelled.append(f"{name} {words}")
+        return " ".join(spelled) or "none"
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value)) or "none"
+    return str(value)
 
 
 def stage_positions(config: RunConfig, names: Sequence[str]) -> tuple[int, int]:

@@ -322,11 +322,13 @@ class _Call:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and arrays as Python's, infinite numbers and NaN as Python's own writer of JSON spells them."""
+    """Return NumPy's numbers and arrays as Python's, NaN and infinity as Python's own writer of JSON spells them."""
     if isinstance(value, (str, msgspec.Raw)):
         return value
     if isinstance(value, float) and not math.isfinite(value):
-        return _NAN if math.isnan(value) else _INFINITY if value > 0 else _MINUS_INFINITY
+        if math.isnan(value):
+            return _NAN
+        return _INFINITY if value > 0 else _MINUS_INFINITY
     if isinstance(value, (np.generic, np.ndarray)):
         return _plain(value.tolist())
     if isinstance(value, (list, tuple)):

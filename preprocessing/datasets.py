@@ -112,7 +112,7 @@ def _reject_unknown(given: Iterable[str], sources: Sequence[str], option: str) -
 
 
 def shares_table(weights: Mapping[str, float], counts: Counts, amounts: Amounts = Amounts()) -> Table:
-    """Table of each source's share of the mix, requested and realised, by documents and by bytes of text.
+    """Return a table of each source's share of the mix, requested and realised, by documents and by bytes of text.
 
     Requested is computed from the weights and the documents that were not dropped; realised is what was written.
     Where amounts were asked for, they are there, too, and the bytes that were written.
@@ -120,22 +120,29 @@ def shares_table(weights: Mapping[str, float], counts: Counts, amounts: Amounts 
     table = Table("source", "weight", title="shares of the mix (requested → realised)", box=None, pad_edge=False)
     for name in ("documents", "by documents", "by bytes", *([amounts.unit] if amounts.of else [])):
         table.add_column(name, justify="right")
-    kept = {source: kept_by_mix(counts, source) for source in weights}
-    requested = [sum(weights[s] * kept[s][i] for s in weights) or 1 for i in (0, 1)]
+    requested = dict[str, tuple[float, float]]()  # documents and bytes
+    for source, weight in weights.items():
+        kept_documents, kept_bytes = kept_by_mix(counts, source)
+        requested[source] = (weight * kept_documents, weight * kept_bytes)
+    documents_requested = sum(documents for documents, _ in requested.values())
+    bytes_requested = sum(size for _, size in requested.values())
     total = mixed_tally(counts)
     for source, weight in weights.items():
         written = mixed_tally(counts, source)
+        documents, size = requested[source]
         cells = [
-            f"{weight * kept[source][i] / requested[i]:.2%} → {of_source / (of_all or 1):.2%}"
-            for i, (of_source, of_all) in enumerate(
-                [(written.documents, total.documents), (written.bytes, total.bytes)]
-            )
+            f"{_share(documents, documents_requested)} → {_share(written.documents, total.documents)}",
+            f"{_share(size, bytes_requested)} → {_share(written.bytes, total.bytes)}",
         ]
         if source in amounts.of:
             realised = "" if amounts.tokenizer else f" → {written.bytes:,}"
             cells.append(f"{amounts.of[source]:,.0f}{realised}")
         table.add_row(Text(source), f"{weight:g}", f"{written.documents:,}", *cells)
     return table
+
+
+def _share(amount: float, total: float) -> str:
+    return f"{amount / (total or 1):.2%}"
 
 
 def mixed_tally(counts: Counts, source: str | None = None) -> Tally:

@@ -3,7 +3,7 @@
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, product
+from itertools import chain, groupby, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -200,10 +200,12 @@ def list_benchmarks(against: Sequence[Path], template: str = ALL_FIELDS) -> list
             require(info.size > 0, f"--against {path}: expected items, a record each, got an empty file")
             files.append(CorpusFile(path, path.name, info.size, template))
         elif tasks := task_files_in(path):
-            files += [file for task in tasks for file in list_task(task, template)]
+            for task in tasks:
+                files += list_task(task, template)
         else:
             files += list_corpus(path, f"{path.name}/", template)
-    twice = [name for name, count in Counter(file.name for file in files).items() if count > 1]
+    files_of_names = Counter(file.name for file in files)
+    twice = [name for name, count in files_of_names.items() if count > 1]
     if twice:
         raise UsageError(f"--against: expected benchmarks of different names, got {twice[0]} twice; rename one of them")
     return files
@@ -270,7 +272,8 @@ def find_common(counted: FileSet, least: int, output: Path) -> None:
         both = np.concatenate(parts)
         keys, places = np.unique(both["key"], return_inverse=True)
         total = np.empty(len(keys), _KEY_COUNT)
-        total["key"], total["documents"] = keys, np.bincount(places, both["documents"], len(keys)).astype(np.uint64)
+        total["key"] = keys
+        total["documents"] = np.bincount(places, both["documents"], len(keys)).astype(np.uint64)
     write_array(output, total["key"][total["documents"] >= least])
 
 
@@ -314,32 +317,34 @@ def write_report(table: Path, common: CommonFiles | None, summary: dict[str, Ind
     """Task: count what was found, from the table of all places."""
     benchmarks = {name: BenchmarkReport(*index, 0, {}, 0, {}) for name, index in summary.items()}
     known = Report(benchmarks, *([0, 0] if common is None else (len(np.load(path)) for path in common)))
-    items = defaultdict[str, dict[str, bool]](dict)  # of a benchmark, whether there is more than a near-duplicate
+    items = defaultdict[str, set[str]](set)  # of each benchmark, that were found
+    exact_items = defaultdict[str, set[str]](set)
     for document in _documents_in(table):
         known.documents += 1
         for name, rows in document.items():
-            exact = [row["item"] for row in rows if row["match"] == EXACT]
-            items[name] |= {row["item"]: False for row in rows if row["item"] not in items[name]} | dict.fromkeys(
-                exact, True
-            )
+            exact = {row["item"] for row in rows if row["match"] == EXACT}
+            items[name].update(row["item"] for row in rows)
+            exact_items[name] |= exact
             by_source = benchmarks[name].documents if exact else benchmarks[name].near_documents
-            by_source[rows[0]["source"]] = by_source.get(rows[0]["source"], 0) + 1
-    for name, its in benchmarks.items():
-        its.found = sum(items[name].values())
-        its.near = len(items[name]) - sum(items[name].values())
-        its.documents, its.near_documents = (dict(sorted(part.items())) for part in (its.documents, its.near_documents))
+            source = rows[0]["source"]
+            by_source[source] = by_source.get(source, 0) + 1
+    for name, benchmark in benchmarks.items():
+        benchmark.found = len(exact_items[name])
+        benchmark.near = len(items[name]) - benchmark.found
+        benchmark.documents = dict(sorted(benchmark.documents.items()))
+        benchmark.near_documents = dict(sorted(benchmark.near_documents.items()))
     atomic_write_bytes(report, msgspec.json.format(msgspec.json.encode(known)) + b"\n")
 
 
 def _documents_in(table: Path) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """The rows of each document of the table, by benchmark."""
+    """Yield the rows of each document of the table, by benchmark."""
     blocks = stream_table(table, ("file", "row", "source", "benchmark", "item", "match"))
-    rows = (row for block in blocks for row in block.to_pylist())
-    for _, its in groupby(rows, key=lambda row: (row["file"], row["row"])):
-        found = defaultdict[str, list[dict[str, Any]]](list)
-        for row in its:
-            found[row["benchmark"]].append(row)
-        yield found
+    rows = chain.from_iterable(block.to_pylist() for block in blocks)
+    for _, rows_of_document in groupby(rows, key=lambda row: (row["file"], row["row"])):
+        by_benchmark = defaultdict[str, list[dict[str, Any]]](list)
+        for row in rows_of_document:
+            by_benchmark[row["benchmark"]].append(row)
+        yield by_benchmark
 
 
 def _memory_for(document: Document) -> Any:

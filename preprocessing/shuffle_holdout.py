@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -258,9 +259,7 @@ def pass2(
         run.tag(manifest_path(input_dir))  # was read above
         reject_other_holdout(run, train_dir, holdout_dir)
         for folder in (train_dir, holdout_dir):
-            reject_unknown_files(
-                folder, (path for pair in outputs.values() for path in pair), CORPUS_SUFFIXES, run.ledger
-            )
+            reject_unknown_files(folder, chain.from_iterable(outputs.values()), CORPUS_SUFFIXES, run.ledger)
         if not is_whole:
             reject_other_parts(run, parts, manifest.parts, absolute(train_dir / f"chunk{chunk}"))
         share = Budget.of(options.memory_bytes, min(options.processes, len(parts))).share

@@ -133,7 +133,11 @@ def _load(data: np.ndarray, start: int, length: int, block: int, schedule: np.nd
         value = _U(0)
         for k in range(4):
             at = block * 64 + t * 4 + k
-            byte = _U(data[start + at]) if at < length else _U(0x80 if at == length else 0)
+            byte = _U(0)
+            if at < length:
+                byte = _U(data[start + at])
+            elif at == length:
+                byte = _U(0x80)
             value = _U((value << _U(8)) | byte)
         schedule[t] = value
     if block == last:

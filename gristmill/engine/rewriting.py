@@ -104,12 +104,13 @@ def rewrite_corpus(
         if parquet or is_piece(part):
             pieces[part] = _piece_path(run, part, targets)
 
+    def output_of(part: Slice) -> Path:
+        return pieces[part] if part in pieces else targets[part.name]
+
     def plan(groups: list[SliceGroup]) -> Iterator[Task]:
         """Yield a task for each group of small files, and each piece of a large one, whose output is temporary."""
         for group in groups:
-            outputs = tuple(
-                _piece_path(run, part, targets) if parquet or is_piece(part) else targets[part.name] for part in group
-            )
+            outputs = tuple(map(output_of, group))
             further = also(group) if also else {}
             if table:
                 further["rows"] = tables / f"{group[0].label}{_TABLE}"

@@ -136,8 +136,9 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         reject_unfinished(folder)
         path = folder / MANIFEST
         if not is_file(path):
-            inner = [str(folder / name) for name in sorted(list_names(folder)) if is_file(folder / name / MANIFEST)]
-            hint = f"try {' or '.join(inner)}" if inner else "make it with gristmill tokenize"
+            folders_within = [folder / name for name in sorted(list_names(folder))]
+            with_shards = [str(inner) for inner in folders_within if is_file(inner / MANIFEST)]
+            hint = f"try {' or '.join(with_shards)}" if with_shards else "make it with gristmill tokenize"
             raise UsageError(f"no token shards in {folder}: expected {path}; {hint}")
         try:
             with read_errors(path):

@@ -384,7 +384,9 @@ def _to_record(row: dict[str, Any]) -> RawRecord:
     raw = DocKey(row["raw_file"], row["raw_row"])
     if row["row"] is not None:
         change = row["raw_bytes"] - row["bytes"]
-        changed = f", {abs(change):,} bytes {'shorter' if change > 0 else 'longer'}" if change else ""
+        changed = ""
+        if change:
+            changed = f", {abs(change):,} bytes {'shorter' if change > 0 else 'longer'}"
         key = DocKey(row["file"], row["row"])
         return RawRecord(raw, key, f"kept as {key}{changed}")
     value = "" if row["value"] is None else f" ({row['value']:.4g})"

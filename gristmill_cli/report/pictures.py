@@ -171,8 +171,9 @@ def draw_bars(labels: Sequence[str], bars: Bars, unit: str) -> Markup:
         thick = 0.8 / len(bars)
         axes = _axes(height=0.75 + len(labels) * max(0.24, 0.16 * len(bars)))
         for number, (name, values) in enumerate(bars.items()):
-            places = [row + (number - (len(bars) - 1) / 2) * thick for row in range(len(labels))]
-            axes.barh(places, values, thick * 0.9, color=_SERIES[number], label=short(name))
+            offset = (number - (len(bars) - 1) / 2) * thick
+            heights = [row + offset for row in range(len(labels))]
+            axes.barh(heights, values, thick * 0.9, color=_SERIES[number], label=short(name))
         axes.set_yticks(range(len(labels)), [short(label) for label in labels])
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.set_xlabel(unit)

@@ -107,14 +107,18 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
         return Text(msgspec.json.encode(report).decode())
     if report.training is not None:
         return Group(*map(Text, report.training.lines))
-    names = {state: [name for name, its in report.stages.items() if its == state]
-             for state in ("finished", "running", "stopped", "waiting")}  # fmt: skip
-    lines = [f"stages {state}: {', '.join(stages)}" for state, stages in names.items() if stages]
+    lines = list[str]()
+    for state in ("finished", "running", "stopped", "waiting"):
+        stages = [name for name, state_of_stage in report.stages.items() if state_of_stage == state]
+        if stages:
+            lines.append(f"stages {state}: {', '.join(stages)}")
     lines += [work.line for work in report.works]
-    lines += [] if any(work.state == "working" for work in report.works) else ["nothing is running here"]
+    if not any(work.state == "working" for work in report.works):
+        lines.append("nothing is running here")
     parts: list[Text | Table] = [Text(line) for line in lines]
     for work in report.works:
-        parts += [Text(), _table(work.processes)] if work.processes else []
+        if work.processes:
+            parts += [Text(), _table(work.processes)]
     if not is_folder(out / STATE_DIR) and not (is_file(out / RUN_FILE) and report.stages):
         parts.append(Text(f"{out} is neither the --out of a run nor the output folder of a stage"))
     return Group(*parts)
@@ -207,13 +211,15 @@ def _add_one_process(work: RunStatus, lock: Path) -> None:
 
 
 def _watch(alive: Mapping[str, bool], before: Mapping[str, Any], read: Any) -> dict[str, bool]:
-    """Who is alive: as known, or as what a process renews changes while it is watched, half its lease at most."""
+    """Return who is alive: as known, or as what a process renews changes while watched, half its lease at most."""
     alive = dict(alive)
     until = time.monotonic() + lease_seconds() / 2
     while before.keys() - alive.keys() and time.monotonic() < until:
         time.sleep(min(0.5, lease_seconds() / 8))
         now = read()
-        alive |= {name: True for name in before.keys() - alive.keys() if name in now and now[name] != before[name]}
+        for name in before.keys() - alive.keys():
+            if name in now and now[name] != before[name]:
+                alive[name] = True
     return dict.fromkeys(before, False) | alive
 
 
@@ -247,7 +253,7 @@ def stages_of_run(out: Path, state: str) -> dict[str, str]:
     finished = {name.removesuffix(".json") for name in list_names(out / STATE_DIR / _RUN)}
     names = [stage.name for stage in stages_in_run(options)]
     states = {name: "finished" if name in finished else "waiting" for name in names}
-    current = next((name for name, its in states.items() if its == "waiting"), None)
+    current = next((name for name in names if name not in finished), None)
     if current and state in ("working", "stopped"):
         states[current] = "running" if state == "working" else "stopped"
     return states

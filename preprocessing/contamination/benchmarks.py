@@ -278,16 +278,19 @@ class Benchmarks:
         return np.unique(np.concatenate([_NO_KEYS, *hits]))
 
     def find(self, words: TextWords, least: int = 1) -> list[Match]:
-        """The places of items in the order of the text: those of which it has `least` different n-grams or more, and
-        near-duplicates that are not within such a place of their item.
+        """Return the places of items in the order of the text.
+
+        They are those of which it has `least` different n-grams or more, and near-duplicates that are not within such a
+        place of their item.
         """
-        exact = list(self.find_exact(words, least))
-        spans = defaultdict[int, list[tuple[int, int]]](list)
-        for match in exact:
-            spans[match.item].append((match.start, match.end))
-        others = [near for near in self.find_near(words)
-                  if not any(start <= near.start and near.end <= end for start, end in spans[near.item])]  # fmt: skip
-        return sorted([*exact, *others], key=lambda match: (match.start, match.item))
+        matches = list(self.find_exact(words, least))
+        exact_matches = defaultdict[int, list[Match]](list)
+        for match in matches:
+            exact_matches[match.item].append(match)
+        for near in self.find_near(words):
+            if not any(exact.start <= near.start and near.end <= exact.end for exact in exact_matches[near.item]):
+                matches.append(near)
+        return sorted(matches, key=lambda match: (match.start, match.item))
 
     def find_exact(self, words: TextWords, least: int) -> Iterator[Match]:
         """The runs of items of which a text has `least` different n-grams or more."""
@@ -331,14 +334,19 @@ class Benchmarks:
                 yield Match(place.item, ngrams, start, end, share, near=True)
 
     def _shared_words(self, place: NearPlace, spelled: list[str]) -> tuple[int, int]:
-        """How many n-grams of an item are in the best window of a place, and how many words they cover."""
-        there = {tuple(spelled[at : at + NEAR_LENGTH]) for at in range(len(spelled) - NEAR_LENGTH + 1)}
+        """Return how many n-grams of an item are in the best window of a place, and how many words they cover."""
         words = self.words_of(place.item)
+        starts_of_ngrams = dict[tuple[str, ...], int]()  # the first of each
+        for start in range(len(words) - NEAR_LENGTH + 1):
+            starts_of_ngrams.setdefault(tuple(words[start : start + NEAR_LENGTH]), start)
+        shared = set[int]()
         covered = set[int]()
-        of_item = {tuple(words[at : at + NEAR_LENGTH]): at for at in range(len(words) - NEAR_LENGTH, -1, -1)}
-        for at in (both := [of_item[ngram] for ngram in there if ngram in of_item]):
-            covered.update(range(at, at + NEAR_LENGTH))
-        return len(both), len(covered)
+        for at in range(len(spelled) - NEAR_LENGTH + 1):
+            start_in_item = starts_of_ngrams.get(tuple(spelled[at : at + NEAR_LENGTH]))
+            if start_in_item is not None:
+                shared.add(start_in_item)
+                covered.update(range(start_in_item, start_in_item + NEAR_LENGTH))
+        return len(shared), len(covered)
 
     def _hits(self, words: TextWords) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]]:
         """For each length of exact n-grams: it, the text's keys, where it has one of the index, and its entry."""

@@ -8,6 +8,7 @@ Source: lm-evaluation-harness, docs/task_guide.md.
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +56,25 @@ def list_task(path: Path, template: str = ALL_FIELDS) -> list[CorpusFile]:
                 f"--against {path}: expected templates of plain fields, got the code {task[made[0]]} as {made[0]}, "
                 "which is not run; name the fields of its records, as in --template '{question} {choices}'"
             )
-        fields = dict.fromkeys(field for key in _TEMPLATES for field in _fields(path, key, task.get(key)))
+        fields = list[str]()
+        for key in _TEMPLATES:
+            fields += _fields(path, key, task.get(key))
         if not fields:
             raise UsageError(
                 f"--against {path}: expected fields in {', '.join(_TEMPLATES)}, got none; name the fields of its "
                 "records, as in --template '{question} {choices}'"
             )
-        texts = EACH.join(f"{{{field}}}" for field in fields)
+        texts = EACH.join(f"{{{field}}}" for field in dict.fromkeys(fields))
     files = _data_files(path, task)
-    names = [f"{name}/{file.name}" if len(files) > 1 else name + _suffixes(file.name) for file in files]
-    return [CorpusFile(file.path, known, file.size, texts) for known, file in zip(names, files, strict=True)]
+    named = list[CorpusFile]()
+    for file in files:
+        file_name = f"{name}/{file.name}" if len(files) > 1 else name + _suffixes(file.name)
+        named.append(CorpusFile(file.path, file_name, file.size, texts))
+    return named
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The fields of a task and of those that it includes, its own first."""
+    """Return the fields of a task and of those that it includes, its own first."""
     try:
         import yaml
     except ImportError as error:
@@ -91,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _fields(path: Path, key: str, template: Any) -> list[str]:
-    """The fields that a template names, such as `choices.text`; a name alone is a field, a list of words none."""
+    """Return the fields that a template names, such as `choices.text`; a name alone is a field, words are none."""
     try:
         from jinja2 import Environment, TemplateSyntaxError, meta, nodes
     except ImportError as error:
@@ -107,10 +113,21 @@ def _fields(path: Path, key: str, template: Any) -> list[str]:
         raise InputError(f"--against {path}: {key} is no Jinja template: {error}") from error
     named = meta.find_undeclared_variables(tree) - environment.globals.keys()
     called = [call.node for call in tree.find_all(nodes.Call)]
-    parts = [it for it in tree.find_all(nodes.Getattr) if it not in called and isinstance(it.node, nodes.Name)]
-    whole = [it.name for it in tree.find_all(nodes.Name) if all(it is not part.node for part in parts)]
-    within = [f"{part.node.name}.{part.attr}" for part in parts if part.node.name in named]  # type: ignore[attr-defined]
-    return [*(name for name in whole if name in named), *within]
+    within = list[str]()
+    parents = list[nodes.Node]()
+    for attribute in tree.find_all(nodes.Getattr):
+        parent = attribute.node
+        if attribute in called or not isinstance(parent, nodes.Name):
+            continue
+        parents.append(parent)
+        if parent.name in named:
+            within.append(f"{parent.name}.{attribute.attr}")
+    whole = list[str]()
+    for variable in tree.find_all(nodes.Name):
+        is_parent = any(variable is parent for parent in parents)
+        if variable.name in named and not is_parent:
+            whole.append(variable.name)
+    return [*whole, *within]
 
 
 def _data_files(path: Path, task: dict[str, Any]) -> Sequence[CorpusFile]:
@@ -122,7 +139,7 @@ def _data_files(path: Path, task: dict[str, Any]) -> Sequence[CorpusFile]:
     if where in _FORMATS:
         given = options.get("data_files") or []
         if isinstance(given, dict):
-            given = given.get(split) or [name for names in given.values() for name in _listed(names)]
+            given = given.get(split) or list(chain.from_iterable(map(_listed, given.values())))
         found = [_local(path, name) for name in _listed(given)]
         require(bool(found), f"--against {path}: expected dataset_kwargs.data_files, got none")
         return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,8 @@ def _choose_band_epochs(
 ) -> ChosenEpochs:
     """Return the weights and the epochs of all sources, each of which has bands."""
     every = range(len(bands.names))
-    numbers = {_band_label(source, band): list[Path]() for source in weights for band in every}
+    labels = [_band_label(source, band) for source, band in product(weights, every)]
+    numbers = {label: list[Path]() for label in labels}
     documents = dict.fromkeys(numbers, 0)
     amount_kept = dict.fromkeys(numbers, 0)
     tasks = []

@@ -133,10 +133,12 @@ def line_offsets(rows: pa.RecordBatch) -> NDArray[np.int64]:
 
 
 def line_bytes(rows: pa.RecordBatch) -> NDArray[np.uint8]:
-    """The bytes of all lines, one after another, without a copy."""
-    at = line_offsets(rows)
+    """Return the bytes of all lines, one after another, without a copy."""
+    offsets = line_offsets(rows)
     data = rows.column("line").buffers()[2]
-    return np.frombuffer(data, np.uint8)[at[0] : at[-1]] if data and at[-1] else np.empty(0, np.uint8)
+    if not data or not offsets[-1]:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
 
 
 def join_lines(columns: dict[str, Any], sizes: NDArray[np.int64], lines: NDArray[np.uint8]) -> pa.RecordBatch:

@@ -269,10 +269,11 @@ class _PartWriter(TokenShardWriter):
         numbers = np.concatenate(self._sources)
         documents = np.bincount(numbers, minlength=len(self._names))
         present = np.flatnonzero(documents)
-        names = [self._names[i] for i in present]
-        sources = {
-            self._names[i]: SourceRecord(int(documents[i]), int(self._tokens[i]), int(self._sizes[i])) for i in present
-        }
+        sources = dict[str, SourceRecord]()
+        for number in present.tolist():
+            record_of_source = SourceRecord(int(documents[number]), int(self._tokens[number]), int(self._sizes[number]))
+            sources[self._names[number]] = record_of_source
+        names = list(sources)
         number_of = np.zeros(len(self._names), np.uint32)
         number_of[present] = np.arange(len(present), dtype=np.uint32)
         digest = write_sources(self.prefix, number_of[numbers], names)

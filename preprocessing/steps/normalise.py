@@ -97,7 +97,7 @@ def sort_marks(text: str) -> str:
         while end < len(text) and _is_mark(text[end]):
             end += 1
         if end - start >= 2 * _STRIDE:
-            marks = [mark for c in text[start:end] for mark in unicodedata.normalize("NFD", c)]
+            marks = "".join(unicodedata.normalize("NFD", character) for character in text[start:end])
             parts += [text[done:start], "".join(sorted(marks, key=unicodedata.combining))]
             done = end
     return "".join([*parts, text[done:]]) if parts else text

@@ -43,17 +43,19 @@ class RecipeRules(DocumentStep):
     def apply(self, batch: Batch) -> Outcome:
         recipe, splitter = _parsed(self.content, tuple(sorted(self.lists.items())))
         urls = batch.column(recipe.url_field) if recipe.url_field else [""] * len(batch)
-        kinds = {f"{REPLACED}_{kind}": kind for kind in recipe.replaces}
         verdicts = list[Verdict]()
         for number, (text, url) in enumerate(zip(batch.texts, urls, strict=True)):
             label, score = recipe.language_of(partial(batch.read_field, number))
             verdicts.append(recipe.judge(text, splitter, str(url or ""), label, score))
+        replaced = dict[str, list[int]]()
+        for kind in recipe.replaces:
+            replaced[f"{REPLACED}_{kind}"] = [verdict.replaced.get(kind, 0) for verdict in verdicts]
         return Outcome(
             texts=[verdict.text for verdict in verdicts],
             reasons=[verdict.rule for verdict in verdicts],
             values=[verdict.value for verdict in verdicts],
             details=[verdict.detail for verdict in verdicts],
-            facts={name: [verdict.replaced.get(kind, 0) for verdict in verdicts] for name, kind in kinds.items()},
+            facts=replaced,
         )
 
 

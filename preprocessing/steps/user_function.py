@@ -85,11 +85,11 @@ class UserFunction(DocumentStep):
         if self.kind == "keep":
             return self.keep_if(values)
         scores = [float(value) for value in values]
-        is_kept = [
-            (self.min is None or score >= self.min) and (self.max is None or score <= self.max) for score in scores
-        ]
-        removing = self.keep_if(is_kept, scores)
+        removing = self.keep_if(map(self._is_within, scores), scores)
         return Outcome(reasons=removing.reasons, values=scores, facts={self.name: scores})
+
+    def _is_within(self, score: float) -> bool:
+        return (self.min is None or score >= self.min) and (self.max is None or score <= self.max)
 
     def _to_list(self, found: Any) -> list[Any]:
         """Return what the function returned as a list. Raises TypeError unless it is one."""

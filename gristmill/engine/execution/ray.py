@@ -128,7 +128,8 @@ def _code() -> dict[str, Any]:
 
 
 def _check_room(memory: int) -> None:
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [resources for resources in alive if resources.get("CPU", 0) >= 1]
     largest = max((node.get("memory", 0) for node in nodes), default=0)
     if not nodes:
         raise UsageError("the Ray cluster has no node with CPU cores: add one")

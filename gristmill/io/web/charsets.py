@@ -49,8 +49,8 @@ _SINGLE_BYTES = {("gb18030", 0x80): "\u20ac", ("cp1255", 0xCA): "\u05ba"}
 _ESCAPE = re.compile(rb"(\x1b(?:\([BJI]|\$[@B]))")
 _SHIFTS = {0x0E: _BROKEN, 0x0F: _BROKEN, 0x1B: _BROKEN}  # no text of ISO-2022-JP
 _ROMAN = _SHIFTS | {0x5C: "\xa5", 0x7E: "\u203e"}
-_TO_EUC = bytes(byte + 0x80 if 0x21 <= byte <= 0x7E else 0xFF if byte >= 0x80 else byte for byte in range(256))
-_KATAKANA = {byte: 0xFF61 - 0x21 + byte if 0x21 <= byte <= 0x5F else _BROKEN for byte in range(256)}
+_TO_EUC = bytes([*range(0x21), *range(0xA1, 0xFF), 0x7F, *[0xFF] * 0x80])  # of each byte from 0 to 0xFF
+_KATAKANA = dict.fromkeys(range(256), _BROKEN) | {byte: 0xFF61 - 0x21 + byte for byte in range(0x21, 0x60)}
 
 
 @cache
@@ -155,7 +155,12 @@ def _after_euc_jp(content: bytes, start: int) -> tuple[str, int]:
 
 def _jis_character(row: int, cell: int) -> str:
     first = row // 2 + (0x81 if row < 62 else 0xC1)
-    second = cell + (0x9F if row % 2 else 0x40 if cell < 0x3F else 0x41)
+    if row % 2:
+        second = cell + 0x9F
+    elif cell < 0x3F:
+        second = cell + 0x40
+    else:
+        second = cell + 0x41
     return bytes((first, second)).decode("cp932", "replace")[0]
 
 

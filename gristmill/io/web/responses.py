@@ -71,8 +71,11 @@ class Response(NamedTuple):
         return kind, charset
 
     def codings(self, name: str) -> list[str]:
-        """The codings of a header, in lower case and in the order in which they were applied."""
-        return [coding.strip().lower() for value in self.headers.get(name, []) for coding in value.split(",")]
+        """Return the codings of a header, in lower case and in the order in which they were applied."""
+        codings = list[str]()
+        for value in self.headers.get(name, []):
+            codings += [coding.strip().lower() for coding in value.split(",")]
+        return codings
 
 
 def parse_response(content: bytes) -> Response | None:
