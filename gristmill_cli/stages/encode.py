@@ -1,4 +1,4 @@
-"""Stage of a run: encode the documents of the mix into token shards: a train set and a holdout."""
+"""Stages of a run that write token shards: a train set and a holdout of the mix, and chats with masks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,15 +6,20 @@ from typing import Any
 
 from gristmill.counts import HELD_OUT, WRITTEN, Counts
 from gristmill.engine.options import parse_size
+from gristmill.errors import UsageError
+from gristmill.io.corpus import list_corpus
 from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
+from gristmill.storage.files import file_info, is_folder
 from gristmill_cli.funnel import TRAIN
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.mix import DecideMix, differing_amount
 from gristmill_cli.stages.odd_files import odd_token_sizes
-from gristmill_cli.stages.spec import RunContext, StageSpec
+from gristmill_cli.stages.spec import RunContext, StageSpec, given_options, reject_options_without_effect
 from gristmill_cli.stages.train_tokenizer import TrainTokenizer
 from preprocessing.encode import encode
+from preprocessing.tokenize_chats import tokenize_chats
+from preprocessing.tokenizer.chat_template import TemplateSource
 
 
 class Encode(StageSpec):
@@ -70,6 +75,68 @@ class Encode(StageSpec):
             records = [manifest.sources[source] for manifest in manifests if source in manifest.sources]
             tokens = sum(record.tokens - record.documents for record in records)
             yield from differing_amount(run.config, source, asked, tokens, "tokens")
+
+
+class TokenizeChats(StageSpec):
+    """Encode chats by the template of the tokenizer's model, with masks of what the assistant says."""
+
+    name = "tokenize_chats"
+    output = "tokens/chats"
+    section = "chats"
+    added_by = "chats.path"
+    keeps = WRITTEN
+    is_done_once = True
+    is_after_mix = True
+
+    def call(self, run: RunContext) -> Counts:
+        """Write the token shards and masks of the chats."""
+        config = run.config
+        spec = config.chats
+        assert spec.path is not None and config.tokenizer.file is not None, "see check"
+        return tokenize_chats(
+            spec.path,
+            self.path(config),
+            config.tokenizer.file,
+            run.options,
+            template=spec.template,
+            messages=spec.messages,
+            eos=config.tokenizer.eos,
+            shard_size=config.tokenizer.shard_size,
+        )
+
+    def settings(self, run: RunContext) -> dict[str, Any]:
+        """Return the chats, their template and their field, and the tokenizer."""
+        spec = run.config.chats
+        settings = {name: str(getattr(spec, name)) for name in ("path", *given_options(spec))}
+        return settings | {"tokenizer": str(run.config.tokenizer.file), "eos": run.config.tokenizer.eos}
+
+    def check(self, config: RunConfig, sources: set[str]) -> None:
+        """Raise UsageError without a tokenizer that has a chat template, or for options of chats that are not given."""
+        spec = config.chats
+        if spec.path is None:
+            reject_options_without_effect(spec, "without --path", "--path CHATS, a file or folder of chats")
+            return
+        if config.tokenizer.file is None:
+            raise UsageError(
+                f"--path {spec.path} needs a tokenizer with a chat template; try --tokenizer.file with the folder of "
+                "a model"
+            )
+        TemplateSource.find(find_tokenizer_file(config.tokenizer.file), spec.template)
+
+    def stage_read(self, run: RunContext) -> str | None:
+        """Return nothing: it reads no documents of the run."""
+        return None
+
+    def max_text_bytes(self, config: RunConfig) -> int | None:
+        """Return the size of the chats, which does not grow with the corpus."""
+        path = config.chats.path
+        if path is None:
+            return None
+        return sum(file.size for file in list_corpus(path)) if is_folder(path) else file_info(path).size
+
+    def hint(self, config: RunConfig) -> str:
+        """Return what to try if it kept no chat."""
+        return f"give another --chats.messages than {config.chats.messages}, or other chats"
 
 
 def _model(config: RunConfig) -> Path:

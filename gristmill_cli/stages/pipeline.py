@@ -10,7 +10,7 @@ from gristmill.engine.options import RunOptions
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.apply import ApplyFunction
 from gristmill_cli.stages.decontaminate import RemoveBenchmarks
-from gristmill_cli.stages.encode import Encode
+from gristmill_cli.stages.encode import Encode, TokenizeChats
 from gristmill_cli.stages.filter import ChooseByScore, FilterShort
 from gristmill_cli.stages.filter_quality import FilterQuality
 from gristmill_cli.stages.generate_connected_components import GenerateConnectedComponents
@@ -46,6 +46,7 @@ STAGES: tuple[StageSpec, ...] = (
     DedupTrain(),
     TrainTokenizer(),
     Encode(),
+    TokenizeChats(),
 )
 FIRST_STAGE = STAGES[0].name
 

@@ -8,6 +8,7 @@ than the text before it, which ends with the prompt for a generation; both must 
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gristmill.errors import UsageError
-from gristmill.io.tokenizer_companions import companions_of, read_config
+from gristmill.io.tokenizer_companions import CONFIG, companions_of, read_config
+from gristmill.storage.files import is_file, read_file
 
 TEMPLATE_FILE = "chat_template.jinja"
 ASSISTANT = "assistant"
@@ -43,6 +45,37 @@ class ChatError(Exception):
     """A chat that has no text by a template, or no message of the assistant; why."""
 
 
+@dataclass(frozen=True)
+class TemplateSource:
+    """The text of a template, the special tokens that it may name, and its name for errors."""
+
+    text: str
+    tokens: tuple[tuple[str, str], ...]
+    name: str
+
+    @classmethod
+    def find(cls, tokenizer: Path, given: Path | None = None) -> "TemplateSource":
+        """Return the template of a tokenizer, or the `given` file. Raises UsageError where there is none."""
+        companions = companions_of(tokenizer)
+        config = read_config(companions)
+        tokens = tuple((name, text) for name in _TOKENS if (text := _content(config.get(name))) is not None)
+        file = given or next((path for path in companions if path.name == TEMPLATE_FILE), None)
+        if file is not None:
+            if not is_file(file):
+                raise UsageError(f"{file}: there is no such file; expected a chat template")
+            return cls(read_file(file).decode(errors="replace"), tokens, file.name)
+        stored = config.get("chat_template")
+        if isinstance(stored, list):  # several, by name
+            named = {each.get("name"): each.get("template") for each in stored if isinstance(each, dict)}
+            stored = named.get("default")
+        if not isinstance(stored, str):
+            raise UsageError(
+                f"{tokenizer.parent} has no chat template; expected {TEMPLATE_FILE}, or chat_template in "
+                "tokenizer_config.json; give one by --template FILE"
+            )
+        return cls(stored, tokens, CONFIG)
+
+
 class ChatTemplate:
     """A model's template."""
 
@@ -66,26 +99,14 @@ class ChatTemplate:
         self._marks = _TAG in source
 
     @classmethod
+    def of(cls, source: "TemplateSource") -> "ChatTemplate":
+        """Return the template of a source. Raises UsageError where it is no Jinja."""
+        return cls(source.text, dict(source.tokens), source.name)
+
+    @classmethod
     def load(cls, tokenizer: Path, given: Path | None = None) -> "ChatTemplate":
         """Return the template of a tokenizer, or the `given` file. Raises UsageError where there is none."""
-        companions = companions_of(tokenizer)
-        config = read_config(companions)
-        tokens = {name: text for name in _TOKENS if (text := _content(config.get(name))) is not None}
-        file = given or next((path for path in companions if path.name == TEMPLATE_FILE), None)
-        if file is not None:
-            if not file.is_file():
-                raise UsageError(f"{file}: there is no such file; expected a chat template")
-            return cls(file.read_text(encoding="utf-8"), tokens, str(file))
-        stored = config.get("chat_template")
-        if isinstance(stored, list):  # several, by name
-            named = {each.get("name"): each.get("template") for each in stored if isinstance(each, dict)}
-            stored = named.get("default")
-        if not isinstance(stored, str):
-            raise UsageError(
-                f"{tokenizer.parent} has no chat template; expected {TEMPLATE_FILE}, or chat_template in "
-                "tokenizer_config.json; give one by --template FILE"
-            )
-        return cls(stored, tokens, str(tokenizer.parent))
+        return cls.of(TemplateSource.find(tokenizer, given))
 
     def render(self, messages: Sequence[Mapping[str, Any]], prompt: bool = False, tools: Any = None) -> str:
         """Return the text of messages; with `prompt` it ends where the assistant begins. Raises ChatError."""

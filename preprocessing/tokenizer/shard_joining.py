@@ -61,10 +61,10 @@ def shard_name(number: int) -> str:
     return f"tokens_{number:0{_DIGITS}}"
 
 
-def shards_in(folder: Path) -> list[Path]:
+def shards_in(folder: Path, suffixes: Sequence[str] = SHARD_SUFFIXES) -> list[Path]:
     """The files of shards in a folder, absolute, as far as their names say."""
     found = (folder.absolute() / name for name in list_names(folder))
-    return [path for path in found if path.suffix in SHARD_SUFFIXES and _SHARD.fullmatch(path.stem)]
+    return [path for path in found if path.suffix in suffixes and _SHARD.fullmatch(path.stem)]
 
 
 def join_parts(prefixes: Sequence[Path], parts: Sequence[ShardRecord], prefix: Path) -> ShardRecord:

@@ -18,8 +18,10 @@ from gristmill.engine.task import Stage, library_version
 from gristmill.io.readers import read_corpus
 from preprocessing.decontaminate import decontaminate
 from preprocessing.filter_quality import filter_quality
+from preprocessing.tokenize_chats import tokenize_chats
 from preprocessing.tokenize_corpus import tokenize_corpus
 from tests.gristmill_cli.corpus import ROOT, tree
+from tests.preprocessing.chats import make_chats, make_tokenizer, write_chats
 
 OUTPUTS = {  # module and name of its Stage → what it writes in the folder of a run
     "preprocessing.normalize_text:STAGE": ("normalized/",),
@@ -36,6 +38,7 @@ OUTPUTS = {  # module and name of its Stage → what it writes in the folder of 
     "preprocessing.train_tokenizer:STAGE": ("tokenizer/",),
     "preprocessing.encode:STAGE": ("tokens/",),
     "preprocessing.tokenize_corpus:STAGE": ("of_text/",),
+    "preprocessing.tokenize_chats:STAGE": ("of_chats/",),
     "preprocessing.filter_quality:STAGE": ("quality/", "quality.removed"),
     "dedup.remove_lines:STAGE": ("lines/", "lines.lines"),
     "dedup.remove_spans:STAGE": ("spans/", "spans.spans"),
@@ -59,6 +62,7 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "preprocessing.train_tokenizer:STAGE": (1, "f50bde4eae3aabd4"),
     "preprocessing.mix:STAGE": (4, "0a71472a5ac81791"),
     "preprocessing.encode:STAGE": (2, "9a3b6406c0737fd0"),
+    "preprocessing.tokenize_chats:STAGE": (1, "fdf86c4d62a9445f"),
     "preprocessing.tokenize_corpus:STAGE": (4, "cf78d60fffc99857"),
     "preprocessing.filter_quality:STAGE": (4, "0f06ecb8e2a36a81"),
     "dedup.remove_lines:STAGE": (3, "66270aa93071decc"),
@@ -81,6 +85,8 @@ def written(finished: tuple[Path, Path, str], tmp_path_factory: pytest.TempPathF
     decontaminate(out / "normalized", folder / "decontaminated", (quiz,), options, policy="cut")
     generate_exact_pairs(out / "normalized", folder / "pairs" / "duplicate_pairs_exact.txt", options=options)
     tokenize_corpus(out / "train_deduped", out / "tokenizer" / "tokenizer.model", folder / "of_text", options)
+    chats = write_chats(folder / "chats.jsonl", make_chats(20))
+    tokenize_chats(chats, folder / "of_chats", make_tokenizer(folder / "model"), options)
     generate_duplicate_pairs(out / "minhash", folder / "pairs" / "duplicate_pairs.txt", options=options)
     return tree(out) | tree(folder)
 

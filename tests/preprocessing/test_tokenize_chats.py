@@ -1,18 +1,27 @@
 """tokenize-chats: texts and masks are those of transformers, and what is no chat is left out and counted."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gristmill.errors import InputError, UsageError
+from gristmill.engine.options import RunOptions
+from gristmill.errors import InputError, OutputError, TooManyMalformed, UsageError
 from gristmill.io.token_masks import TokenMasks
 from gristmill.io.token_shards import open_shards
 from preprocessing.tokenize_chats import tokenize_chats
 from preprocessing.tokenizer.chat_template import ChatError, ChatTemplate
+from tests.gristmill_cli.corpus import tree
 from tests.gristmill_cli.documentation import commands, shell
+from tests.object_faults import Seldom
+from tests.object_store import object_store
+from tests.patience import patience
 from tests.preprocessing.chats import TEMPLATES, make_chats, make_tokenizer, write_chats
+
+ONE = RunOptions(workers=1, quiet=True)
 
 
 def read_chats(folder: Path) -> list[tuple[list[int], list[bool]]]:
@@ -38,7 +47,7 @@ def test_texts_and_ids_are_those_of_transformers(tmp_path: Path, name: str) -> N
     folder = make_tokenizer(tmp_path / "model", name)
     chats = make_chats(30)
     path = write_chats(tmp_path / "chats.jsonl", chats)
-    tokenize_chats(path, tmp_path / "out", folder, workers=1)
+    tokenize_chats(path, tmp_path / "out", folder, ONE)
     other = theirs(folder)
     template = ChatTemplate.load(folder / "tokenizer.json")
     end = other.convert_tokens_to_ids("<|im_end|>")
@@ -54,7 +63,7 @@ def test_texts_and_ids_are_those_of_transformers(tmp_path: Path, name: str) -> N
 def test_a_mask_is_what_transformers_says_where_a_template_marks_it(tmp_path: Path) -> None:
     folder = make_tokenizer(tmp_path / "model", "marked")
     chats = make_chats(30)
-    tokenize_chats(write_chats(tmp_path / "chats.jsonl", chats), tmp_path / "out", folder, workers=1)
+    tokenize_chats(write_chats(tmp_path / "chats.jsonl", chats), tmp_path / "out", folder, ONE)
     for chat, (ids, mask) in zip(chats, read_chats(tmp_path / "out"), strict=True):
         options = {"return_dict": True, "return_assistant_tokens_mask": True}
         expected = theirs(folder).apply_chat_template(chat["messages"], **options)
@@ -66,7 +75,9 @@ def test_a_mask_is_what_transformers_says_where_a_template_marks_it(tmp_path: Pa
 def test_targets_are_what_the_assistant_says_and_the_token_that_ends_it(tmp_path: Path, name: str) -> None:
     folder = make_tokenizer(tmp_path / "model", name)
     chats = make_chats(20, seed=4)
-    tokenize_chats(write_chats(tmp_path / "chats.jsonl", chats), tmp_path / "out", folder, workers=2)
+    tokenize_chats(
+        write_chats(tmp_path / "chats.jsonl", chats), tmp_path / "out", folder, RunOptions(workers=2, quiet=True)
+    )
     decode = theirs(folder).decode
     for chat, (ids, mask) in zip(chats, read_chats(tmp_path / "out"), strict=True):
         said = [message["content"] for message in chat["messages"] if message["role"] == "assistant"]
@@ -75,12 +86,12 @@ def test_targets_are_what_the_assistant_says_and_the_token_that_ends_it(tmp_path
         assert "Say it" not in targets and "assistant" not in targets and targets.count("<|im_end|>") == len(said)
 
 
-def test_messages_that_a_template_rewrites_are_no_targets(tmp_path: Path) -> None:
+def test_messages_that_a_template_rewrites_are_no_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_tokenizer(tmp_path / "model", "thinking")
     chats = make_chats(20, turns=3)
-    said = str(tokenize_chats(write_chats(tmp_path / "chats.jsonl", chats), tmp_path / "out", folder, workers=1))
+    tokenize_chats(write_chats(tmp_path / "chats.jsonl", chats), tmp_path / "out", folder, RunOptions(workers=1))
     earlier = sum(len(chat["messages"]) // 2 - 1 for chat in chats)
-    assert f"no targets: {earlier} messages of the assistant" in said
+    assert f"note: {earlier} messages of the assistant are no targets" in capsys.readouterr().err
     for chat, (ids, mask) in zip(chats, read_chats(tmp_path / "out"), strict=True):
         text = theirs(folder).decode([token for token, is_target in zip(ids, mask, strict=True) if is_target])
         assert text.strip() == f"<think>\n\n</think>\n\n{chat['messages'][-1]['content']}<|im_end|>"
@@ -90,13 +101,12 @@ def test_workers_and_slices_change_no_byte(tmp_path: Path, monkeypatch: pytest.M
     folder = make_tokenizer(tmp_path / "model")
     for source in ("a", "b"):
         write_chats(tmp_path / "chats" / source / "chats.jsonl", make_chats(60, seed=len(source)))
-    tokenize_chats(tmp_path / "chats", tmp_path / "one", folder, workers=1)
+    tokenize_chats(tmp_path / "chats", tmp_path / "one", folder, ONE)
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 2000)
-    tokenize_chats(tmp_path / "chats", tmp_path / "two", folder, workers=2)
-    content = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two")]
-    assert content[0] == content[1]
+    tokenize_chats(tmp_path / "chats", tmp_path / "two", folder, RunOptions(workers=2, quiet=True))
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
     assert open_shards(tmp_path / "one")[0].sources.keys() == {"a", "b"}
-    tokenize_chats(tmp_path / "chats", tmp_path / "small", folder, workers=1, shard_size="4KiB")
+    tokenize_chats(tmp_path / "chats", tmp_path / "small", folder, ONE, shard_size="4KiB")
     assert len(open_shards(tmp_path / "small")[0].shards) > 3
     assert read_chats(tmp_path / "small") == read_chats(tmp_path / "one")
 
@@ -112,15 +122,84 @@ def test_what_is_no_chat_is_left_out_and_counted(tmp_path: Path) -> None:
         {"messages": [{"role": "user", "content": None}, {"role": "assistant", "content": "So."}]},
     ]
     path = write_chats(tmp_path / "chats.jsonl", [*good, *bad])
-    with pytest.raises(InputError) as error:
-        tokenize_chats(path, tmp_path / "out", folder)
-    assert "5 of 11 records would be left out" in str(error.value) and "\n" not in str(error.value)
-    assert not (tmp_path / "out").exists() and not list(tmp_path.glob("*partial*"))
-    said = str(tokenize_chats(path, tmp_path / "out", folder, max_malformed=0.5, workers=1))
-    assert len(read_chats(tmp_path / "out")) == 6
-    assert "no message of the assistant (first chats.jsonl line 7)" in said
-    assert "roles must alternate user and assistant (first chats.jsonl line 8)" in said
-    assert "messages is not a list of messages (first chats.jsonl line 9)" in said
+    with pytest.raises(TooManyMalformed) as error:
+        tokenize_chats(path, tmp_path / "out", folder, ONE)
+    assert "5 of 11 records are malformed" in str(error.value) and "\n" not in str(error.value)
+    assert "chats.jsonl line 7: no message of the assistant" in str(error.value)
+    with pytest.raises(InputError, match="is not complete: tokenize_chats"):
+        open_shards(tmp_path / "out")
+    counts = tokenize_chats(path, tmp_path / "out", folder, RunOptions(workers=1, max_malformed=0.5, quiet=True))
+    assert len(read_chats(tmp_path / "out")) == 6 == counts.total("written").documents
+    reasons = {reason: counts.total(reason).documents for reason in counts.reasons if reason.startswith("malformed")}
+    assert reasons == {
+        "malformed: no message of the assistant": 1,
+        "malformed: the template refuses it: roles must alternate user and assistant": 1,
+        "malformed: messages is not a list of messages": 1,
+        "malformed: no field messages": 1,
+        'malformed: the template cannot be filled in: TypeError: can only concatenate str (not "NoneType") to str': 1,
+    }
+    (listed,) = (tmp_path / "out").glob("*.malformed")
+    assert [json.loads(line)["line"] for line in listed.read_text().splitlines()] == [7, 8, 9, 10, 11]
+
+
+def test_a_source_without_chats_is_refused(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "model")
+    with pytest.raises(InputError, match="has no chats; expected records with a list of messages"):
+        tokenize_chats(write_chats(tmp_path / "chats.jsonl", []), tmp_path / "out", folder, ONE)
+
+
+def test_it_is_a_stage_as_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is done is skipped, what has changed runs again, and --explain says why; a template is an argument."""
+    folder = make_tokenizer(tmp_path / "model")
+    for source in ("a", "b"):
+        write_chats(tmp_path / "chats" / source / "chats.jsonl", make_chats(40, seed=len(source)))
+    options = RunOptions(workers=1, explain=True)
+    tokenize_chats(tmp_path / "chats", tmp_path / "out", folder, options)
+    before = tree(tmp_path / "out")
+    assert "80 read = 80 written" in capsys.readouterr().err
+    tokenize_chats(tmp_path / "chats", tmp_path / "out", folder, options)
+    assert "done already, nothing to do" in capsys.readouterr().err
+    write_chats(tmp_path / "chats/b/chats.jsonl", make_chats(50, seed=9))
+    tokenize_chats(tmp_path / "chats", tmp_path / "out", folder, options)
+    said = capsys.readouterr().err
+    assert "90 read = 90 written" in said and "b/chats.jsonl" in said and tree(tmp_path / "out") != before
+    (tmp_path / "own.jinja").write_text(TEMPLATES["strict"])
+    tokenize_chats(tmp_path / "chats", tmp_path / "out", folder, options, template=tmp_path / "own.jinja")
+    assert "rule" in capsys.readouterr().err
+    tokenize_chats(tmp_path / "chats", tmp_path / "fresh", folder, ONE, template=tmp_path / "own.jinja")
+    assert tree(tmp_path / "out") == tree(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("many", [["--shard", "0/2"], ["--executor", "ray"]])
+def test_shards_and_ray_write_the_bytes_of_one_process(tmp_path: Path, many: list[str]) -> None:
+    if "ray" in many:
+        pytest.importorskip("ray")
+    folder = make_tokenizer(tmp_path / "model")
+    for source in ("a", "b", "c"):
+        write_chats(tmp_path / "chats" / source / "chats.jsonl", make_chats(40, seed=ord(source)))
+    tokenize_chats(tmp_path / "chats", tmp_path / "one", folder, ONE)
+    command = [sys.executable, "-m", "gristmill_cli", "tokenize-chats", str(tmp_path / "chats"), str(tmp_path / "many")]
+    command += ["--tokenizer", str(folder), "--workers", "1"]
+    starts = [many, ["--shard", "1/2"]] if "--shard" in many else [many]
+    started = [subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True) for words in starts]
+    said = [process.communicate(timeout=patience(120))[1] for process in started]
+    assert [process.returncode for process in started] == [0] * len(starts), said
+    assert tree(tmp_path / "many") == tree(tmp_path / "one")
+
+
+def test_chats_and_tokens_may_be_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_tokenizer(tmp_path / "model")
+    write_chats(tmp_path / "chats/a/chats.jsonl", make_chats(40))
+    tokenize_chats(tmp_path / "chats", tmp_path / "one", folder, ONE)
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        store.upload_tree(tmp_path / "chats", "chats")
+        store.fault = Seldom(5, 0.2)
+        tokenize_chats(Path("s3://bucket/chats"), Path("s3://bucket/out"), folder, ONE)
+        store.fault = None
+        written = {name: data for name, data in store.tree("out").items() if not name.startswith(".gristmill")}
+    assert written == tree(tmp_path / "one")
 
 
 def test_what_cannot_be_done_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -137,8 +216,10 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(tmp_path: Path) -> None:
             tokenize_chats(path, tmp_path / "out", folder)
     (tmp_path / "own.jinja").write_text(TEMPLATES["ChatML"])
     tokenize_chats(path, tmp_path / "out", folder, template=tmp_path / "own.jinja")
-    with pytest.raises(UsageError, match="is not an empty folder"):
-        tokenize_chats(path, tmp_path / "out", folder)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/tokens_00000.bin").touch()
+    with pytest.raises(OutputError, match="that tokenize_chats did not write"):
+        tokenize_chats(path, tmp_path / "other", folder, template=tmp_path / "own.jinja")
     with pytest.raises(UsageError, match="there is none"):
         tokenize_chats(tmp_path / "nothing.jsonl", tmp_path / "new", make_tokenizer(tmp_path / "again"))
 
@@ -149,7 +230,8 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
     chats = write_chats(tmp_path / "chats.jsonl", make_chats(80))
     done = shell(block, CHATS=str(chats), MODEL=str(model), OUT=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "80 chats" in done.stdout and "⟦" in done.stdout and "step 10/10" in done.stdout
+    assert "80 read = 80 written" in done.stderr and "are the assistant's" in done.stderr
+    assert "⟦" in done.stdout and "step 10/10" in done.stdout
 
 
 def test_a_template_runs_no_code(tmp_path: Path) -> None:
