@@ -20,7 +20,7 @@ from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.staleness.outputs import reject_unknown_files
 from gristmill.engine.task import Result, Stage, Task
-from gristmill.errors import InputError, UsageError, require
+from gristmill.errors import InputError, UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile, Document, Reading, paths_of
 from gristmill.io.readers import read_documents
@@ -36,7 +36,7 @@ from gristmill.io.token_shards import (
 )
 from gristmill.io.tokenizer_file import JsonTokenizer
 from gristmill.io.writers import Rejects
-from gristmill.storage.files import file_info, is_file, is_folder
+from gristmill.storage.files import file_info, is_folder
 from gristmill.storage.local import concatenate, sha256_file
 from gristmill.text import utf8_size
 from gristmill.wording import count_of
@@ -119,7 +119,7 @@ def tokenize_chats(
         )
     source = TemplateSource.find(path, template)
     ChatTemplate.of(source)
-    files = _files_of(chats, messages)
+    files = list_chats(chats, messages)
     reads = {chats: paths_of(files)} if is_folder(chats) else [chats]
     with open_stage(stage_of(STAGE, path), out_dir, options, reads=reads, publishes=[out_dir]) as run:
         remove_unrecorded_shards(run, out_dir, _SUFFIXES)
@@ -145,10 +145,15 @@ def tokenize_chats(
     return counts
 
 
-def _files_of(chats: Path, column: str) -> list[CorpusFile]:
-    """Return the files of chats, each with the roles of its messages as its text."""
-    require(is_file(chats) or is_folder(chats), f"{chats}: expected a file or a folder of chats, but there is none")
-    files = list_corpus(chats) if is_folder(chats) else [CorpusFile(chats, chats.name, file_info(chats).size)]
+def list_chats(chats: Path, column: str = "messages") -> list[CorpusFile]:
+    """Return the files of chats, each with the roles of its messages as its text. UsageError if there is none."""
+    if is_folder(chats):
+        files = list_corpus(chats)
+    else:
+        info = file_info(chats)
+        if info is None:
+            raise UsageError(f"{chats}: expected a file or a folder of chats, but there is none")
+        files = [CorpusFile(chats, chats.name, info.size)]
     reading = Reading(message="{role}\n")
     return [CorpusFile(file.path, file.name, file.size, column, reading) for file in files]
 

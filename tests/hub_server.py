@@ -42,6 +42,8 @@ class Hub:
             return _content(self._with_digest(url.path[5:]), headers, {"ETag": '"of the CDN"'})
         if self.token and headers.get("authorization") != f"Bearer {self.token}":
             return _error(401, "")
+        if url.path.startswith(f"/api/models/{DATASET}/"):  # of the same repository as a model
+            return self.answer(verb, target.replace("/api/models/", "/api/datasets/", 1), headers, body)
         api, found = f"/api/datasets/{DATASET}/", f"/datasets/{DATASET}/resolve/"
         if url.path.startswith(f"/{DATASET}/"):  # a model
             code, own, data = self.answer(verb, f"/datasets{target}", headers, body)

@@ -214,7 +214,9 @@ def hub_library(name: ObjectName) -> Iterator[None]:
     except OfflineModeIsEnabled as error:
         raise UsageError(f"cannot read {name.url}: HF_HUB_OFFLINE is set: unset it") from error
     except HFValidationError as error:
-        raise UsageError(f"{name.url}: no dataset has such a name: expected hf://datasets/ORG/NAME/folder") from error
+        raise UsageError(
+            f"{name.url}: the Hub has no such names: expected hf://datasets/ORG/NAME/folder, or a model's hf://ORG/NAME"
+        ) from error
     except HTTPError as error:
         raise StorageError(
             f"cannot read {name.url}: the Hub cannot be reached, or its answer was cut off: {CHECK_NETWORK}"

@@ -144,11 +144,10 @@ def explain_hub_problem(name: ObjectName, status: int, code: str) -> GristmillEr
     dataset = name.bucket.partition("@")[0]
     if code == "RevisionNotFound":
         revision = name.bucket.partition("@")[2] or "main"
-        return UsageError(f"{doing}: the dataset has no revision {revision}: give a branch, tag or commit after the @")
+        return UsageError(f"{doing}: it has no revision {revision}: give a branch, tag or commit after the @")
     if code == "GatedRepo" or status == 403:
         return UsageError(
-            f"{doing}: access is restricted: accept the terms on the dataset's page, and set HF_TOKEN to a token that "
-            "may read it"
+            f"{doing}: access is restricted: accept the terms on its page, and set HF_TOKEN to a token that may read it"
         )
     if status in (401, 404):
         return UsageError(

@@ -7,10 +7,8 @@ from typing import Any
 from gristmill.counts import HELD_OUT, WRITTEN, Counts
 from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError
-from gristmill.io.corpus import list_corpus
 from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
-from gristmill.storage.files import file_info, is_folder
 from gristmill_cli.funnel import TRAIN
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.mix import DecideMix, differing_amount
@@ -18,7 +16,7 @@ from gristmill_cli.stages.odd_files import odd_token_sizes
 from gristmill_cli.stages.spec import RunContext, StageSpec, given_options, reject_options_without_effect
 from gristmill_cli.stages.train_tokenizer import TrainTokenizer
 from preprocessing.encode import encode
-from preprocessing.tokenize_chats import tokenize_chats
+from preprocessing.tokenize_chats import list_chats, tokenize_chats
 from preprocessing.tokenizer.chat_template import TemplateSource
 
 
@@ -121,6 +119,7 @@ class TokenizeChats(StageSpec):
                 f"--path {spec.path} needs a tokenizer with a chat template; try --tokenizer.file with the folder of "
                 "a model"
             )
+        list_chats(spec.path)
         TemplateSource.find(find_tokenizer_file(config.tokenizer.file), spec.template)
 
     def stage_read(self, run: RunContext) -> str | None:
@@ -130,9 +129,7 @@ class TokenizeChats(StageSpec):
     def max_text_bytes(self, config: RunConfig) -> int | None:
         """Return the size of the chats, which does not grow with the corpus."""
         path = config.chats.path
-        if path is None:
-            return None
-        return sum(file.size for file in list_corpus(path)) if is_folder(path) else file_info(path).size
+        return None if path is None else sum(file.size for file in list_chats(path))
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if it kept no chat."""

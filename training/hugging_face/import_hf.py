@@ -32,6 +32,7 @@ from training.hugging_face.export_hf import (
 from training.hugging_face.family import ModelFamily
 from training.hugging_face.hf_config import CONFIG_FILE, TOKEN_IDS, read_hf_config
 from training.hugging_face.hf_tensors import HFTensor, hf_tensors, pieces_by_parameter
+from training.hugging_face.hub_model import local_folder
 from training.hugging_face.tokenizer_json import tokenizer_config, tokenizer_json
 from training.model.model_config import ModelConfig
 
@@ -46,7 +47,8 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
     checkpoint holds parameters only; the optimizer starts from zero.
 
     Args:
-        hf_folder: Folder written by save_pretrained or gristmill export_hf, or downloaded.
+        hf_folder: Folder written by save_pretrained or gristmill export_hf, or downloaded; or hf://ORG/NAME[@REVISION],
+            which is fetched into the Hub's cache (needs gristmill[hub]).
         out_dir: New or empty folder to write to.
 
     Returns:
@@ -54,6 +56,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
         has no effect, or is left out.
     """
     require_empty(out_dir)
+    hf_folder = local_folder(hf_folder)
     notes: list[str] = []
     with ExitStack() as files, single_process_group() as group:
         family, model, config, state = open_hf_model(hf_folder, files, notes.append)

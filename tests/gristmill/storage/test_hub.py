@@ -169,9 +169,9 @@ def test_requests_that_are_too_many_are_made_later(hub: Hub) -> None:
     ("path", "error", "message"),
     [
         ("org/other/data", UsageError, r"cannot read hf://datasets/org/other: there is no hf://datasets/org/other, or"),
-        ("org/name@v9/data", UsageError, r"the dataset has no revision v9: give a branch"),
+        ("org/name@v9/data", UsageError, r"it has no revision v9: give a branch"),
         ("org/name/nothing", UsageError, r"hf://datasets/org/name/nothing: expected a folder, but there is none"),
-        ("org/na--me/data", UsageError, r"no dataset has such a name"),
+        ("org/na--me/data", UsageError, r"the Hub has no such names"),
         ("org", UsageError, r"hf://datasets/org: expected hf://datasets/ORG/NAME/folder"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_name_that_is_not_there(hub: Hub, path: str, error: type[Exception], m
     ("fault", "error", "message"),
     [
         (status(401), UsageError, "or it is private: check the name, and set HF_TOKEN"),
-        (status(403, **{"X-Error-Code": "GatedRepo"}), UsageError, "accept the terms on the dataset's page, and set"),
+        (status(403, **{"X-Error-Code": "GatedRepo"}), UsageError, "accept the terms on its page, and set"),
         (status(429), StorageError, r"limits the rate of requests \(429\).*with HF_TOKEN"),
         (status(500), StorageError, r"too busy \(500\)"),
         (status(400), UsageError, r"refused the request \(400\)"),
