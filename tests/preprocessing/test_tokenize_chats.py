@@ -135,7 +135,7 @@ def test_what_is_no_chat_is_left_out_and_counted(tmp_path: Path) -> None:
         "malformed: no message of the assistant": 1,
         "malformed: the template refuses it: roles must alternate user and assistant": 1,
         "malformed: messages is not a list of messages": 1,
-        "malformed: no field messages": 1,
+        "malformed: no messages": 1,
         'malformed: the template cannot be filled in: TypeError: can only concatenate str (not "NoneType") to str': 1,
     }
     (listed,) = (tmp_path / "out").glob("*.malformed")
