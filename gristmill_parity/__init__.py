@@ -10,6 +10,9 @@ Read in this order:
     worker.py         what each rank of a case runs, and keeps: losses, gradients, weights, traffic
     reference.py      what a case is compared with: transformers, or plain/, which shares no code with the trainer
     comparison.py     the differences, their limits, and the traffic against its formulas
+    explain.py        of a red row the first tensor that is wrong, and what the difference looks like
+    recorded_case.py  what each rank of such a row runs, with a recorder on its part of the model
+    recording/        recordings of any trainer's tensors, and their comparison; needs torch and numpy alone
 
 It imports the trainer, never the other way. docs/concepts/parallelism.md has the limits.
 """

@@ -22,6 +22,7 @@ def parity(
     device: Literal["cpu", "cuda"] = "cpu",
     out: Path | None = None,
     only: str = "",
+    explain: bool = False,
 ) -> None:
     """Check training against independent references, and parallel layouts against one process.
 
@@ -38,6 +39,8 @@ def parity(
         device: Where to train. If there are fewer GPUs than processes, processes share them, through gloo.
         out: Also write the table to this file: Markdown if it ends in .md, JSON if in .json.
         only: Run only the rows whose name contains this text, for example the name of a row that failed.
+        explain: Say of every row where it first differs from one process: the tensor, the rank, and what the
+            difference looks like. Without it that is said of the first three red rows.
     """
     if processes is not None and not 1 <= processes <= 64:
         raise UsageError(f"processes is {processes}; expected 1 to 64")
@@ -47,6 +50,7 @@ def parity(
     import torch  # takes seconds, as the trainer does: the help needs neither
 
     from gristmill_parity.certificate import as_json, as_markdown, plan_certificate, report, run_cases
+    from gristmill_parity.explain import RED_ROWS, explain_rows
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is cuda, but torch finds no GPU on this machine; try --device cpu")
@@ -59,6 +63,10 @@ def parity(
     rows = run_cases(cases, device)
     seconds = time.monotonic() - started
     wide_console().print(report(rows, plan, seconds))
+    red_cases = [row.case for row in rows if not row.passed]
+    explained = [row.case for row in rows] if explain else red_cases[:RED_ROWS]
+    for case, text in explain_rows(explained, device) if explained else ():
+        wide_console().print(f"\n{case}\n{text}", markup=False, highlight=False)
     if out is not None:
         text = json.dumps(as_json(rows, plan), indent=1) if out.suffix == ".json" else as_markdown(rows, plan, seconds)
         atomic_write_bytes(out, text.encode())

@@ -21,17 +21,17 @@ class StageDecoder(Decoder):
         """Take these modules from `decoder`."""
         nn.Module.__init__(self)
         self.config = decoder.config
-        self.add_module("embed", decoder.embed if is_first else _PassOn())
+        self.add_module("embed", decoder.embed if is_first else PassOn())
         self.position_table = decoder.position_table
         self.blocks = nn.ModuleDict({str(i): decoder.blocks[str(i)] for i in layers})
-        self.add_module("norm", decoder.norm if is_last else _PassOn())
-        self.add_module("head", decoder.head if is_last else _PassOn())
+        self.add_module("norm", decoder.norm if is_last else PassOn())
+        self.add_module("head", decoder.head if is_last else PassOn())
 
     def tie(self) -> None:
         """Tied matrices are on two stages: their gradients are summed, and each is updated."""
 
 
-class _PassOn(nn.Module):
+class PassOn(nn.Module):
     """Stands for a module of another stage."""
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:

@@ -1,0 +1,177 @@
+"""Recorded case: a row of the certificate trains once more, with a recorder on this rank's part of the model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from gristmill_parity.cases import Case
+from gristmill_parity.recording.perturb import Perturb
+from gristmill_parity.recording.placement import Box, Kind, Partial, Replicate, Shard
+from gristmill_parity.recording.recorder import ACTIVATIONS, MICRO_BATCH, MODEL, Place, Recorder, record
+from gristmill_parity.worker import _FP16_SCALE, _CaseRun
+from training.parallel.experiment import experiment_of
+from training.parallel.parallel_model import ParallelModel
+from training.parallel.pipeline.pipeline_stages import PassOn, global_name
+from training.sharding.placement import Placement as Row
+
+STEPS = 3
+_ZERO = ("shard", "expert_shard")
+_DIVIDED_INSIDE = ("attention.o", "mlp.down", "mlp.shared.down")
+"""Modules whose inputs tensor parallelism divides, by features."""
+
+
+def record_case(case: Case, folder: Path, perturb: Perturb | None = None) -> None:
+    """Train a case as one of its ranks and record it; every rank of the default process group calls it."""
+    scratch = folder / "scratch"
+    scratch.mkdir(parents=True, exist_ok=True)
+    run = _RecordedRun(replace(case, steps=STEPS), scratch)
+    try:
+        run.record(folder, perturb)
+    finally:
+        run.close()
+
+
+class _RecordedRun(_CaseRun):
+    """A case's run that records what the placement table places."""
+
+    def record(self, folder: Path, perturb: Perturb | None) -> None:
+        model = self.model
+        places = Places(model)
+        scale = _FP16_SCALE if self.case.precision == "fp16" else 1.0
+        with record(
+            model.parts, folder, axes=places.coordinates, placements=places, loss_scale=scale, keep="all",
+            micro_batches=self.case.layout.micro_batches, perturb=perturb, rename=places.rename, leave_out=(PassOn,),
+        ) as recorder:  # fmt: skip
+            self._recorder = recorder
+            self._record_initial(recorder)
+            for step in range(self.case.steps):
+                self.forward_backward(step)
+                recorder.after_backward(places.shards({p.name: p.local.grad for p in model.params}))
+                self.update(step)
+                recorder.after_step(places.shards({p.name: p.local for p in model.params}))
+
+    def _record_initial(self, recorder: Recorder) -> None:
+        for param in self.model.params:
+            recorder.write(param.name, "initial weight", param.local.detach(), step=0)
+
+
+@dataclass
+class Places:
+    """The places of a model's tensors, by its placement table and what its kinds of parallelism do to activations."""
+
+    model: ParallelModel
+
+    def __post_init__(self) -> None:
+        model = self.model
+        world = model.world
+        layout = model.layout
+        self.coordinates: dict[str, tuple[int, int]] = {"dp": (world.dp_rank, world.dp_size)}
+        named = {"pp", "cp", "tp"}
+        for param in model.params:
+            named.update((*param.placement.shard, *param.placement.replicated))
+        for name, axis in model.axes.items():
+            if axis.size > 1 and name in named:
+                self.coordinates[name] = (axis.rank, axis.size)
+        self.rows = {p.name: (p.placement, tuple(p.spec.global_shape)) for p in model.params}
+        self.specs = {p.name: p.spec for p in model.params}
+        kinds: dict[str, Shard] = {"dp": Shard(0, "interleaved")}
+        for name in experiment_of(layout).batch_axes:
+            kinds[name] = Shard(0)
+        kinds[MICRO_BATCH] = Shard(0)
+        kinds["cp"] = Shard(1, "zigzag" if layout.context == "ring" else "chunks")
+        self.tokens = kinds
+        self.is_known = not experiment_of(layout).tp_axes  # a grid's modules have blocks that differ by module
+
+    def rename(self, name: str) -> str:
+        """Return a parameter's name in the unsplit model."""
+        return global_name(self.model.parts[0], name)
+
+    @staticmethod
+    def shards(values: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """Leave out what this rank has nothing of."""
+        return {name: value.detach() for name, value in values.items() if value is not None and value.numel()}
+
+    def __call__(self, name: str, kind: str, tensor: Tensor) -> Place:
+        base = kind.partition(" (call")[0]
+        if base == "initial weight" and isinstance(tensor, nn.Parameter):
+            return None  # what a module holds; the shards that this rank updates are recorded by name
+        if base not in ACTIVATIONS:
+            return self._of_parameter(name, base, tensor)
+        if base != kind:
+            return None
+        return self._of_activation(name, base, tensor)
+
+    def _of_parameter(self, name: str, kind: str, tensor: Tensor) -> Place:
+        if name not in self.rows:
+            return None
+        row, shape = self.rows[name]
+        if kind in ("used weight", "own gradient"):
+            return self._of_module(row, shape, kind, tensor)
+        spec = self.specs[name]
+        if tuple(tensor.shape) != tuple(spec.size):
+            return None  # the recorder's own, of what a module holds: shards are written by name
+        return Box(spec.offset, shape, _kinds(row, frozenset()))
+
+    def _of_module(self, row: Row, shape: tuple[int, ...], kind: str, tensor: Tensor) -> Place:
+        """Of what modules compute with: all that ZeRO's ranks have together."""
+        inner = row
+        for axis in _ZERO:
+            inner = inner.without(axis)
+        spec = inner.piece(shape, self.model.axes)
+        if tuple(tensor.shape) != tuple(spec.size):
+            return None
+        terms = frozenset(row.gradient_sum) if kind == "own gradient" else frozenset[str]()
+        kinds = _kinds(inner, terms)
+        for axis in _ZERO:
+            if axis in row.shard:
+                kinds[axis] = Partial() if axis in terms else Replicate()
+        return Box(spec.offset, shape, kinds)
+
+    def _of_activation(self, name: str, kind: str, tensor: Tensor) -> Place:
+        layout = self.model.layout
+        if not self.is_known:
+            return None
+        leaf = name.split(".", 2)[2] if name.startswith("blocks.") and name.count(".") >= 2 else name
+        of_head = name == "head"
+        if of_head and kind in ("output", "output gradient"):
+            if kind == "output":
+                terms: dict[str, Kind] = {axis: Partial() for axis in ("dp", "cp", MICRO_BATCH)}
+                return {**terms, "tp": Replicate()}
+            return dict.fromkeys(("dp", "cp", MICRO_BATCH, "tp"), Replicate())
+        if name == MODEL:  # its output is the head's
+            return {**self.tokens, "tp": Replicate()} if kind == "input" and layout.pp == 1 else None
+        if leaf == "embed.positions" and tensor.ndim == 2:
+            of_batch: Kind = Partial() if kind.endswith("gradient") else Replicate()
+            tp: Kind = Shard(0) if layout.sequence_parallel else Replicate()
+            return {"dp": of_batch, MICRO_BATCH: of_batch, "cp": replace(self.tokens["cp"], dim=0), "tp": tp}
+        is_block = name.startswith("blocks.") and name.count(".") == 1
+        known = is_block or leaf in _OUTSIDE or leaf in _INSIDE
+        if not known or tensor.ndim != 3:
+            return None
+        of_input = kind.startswith("input")
+        if leaf in _DIVIDED_INSIDE and of_input:
+            return {**self.tokens, "tp": Shard(2)}
+        if leaf in _INSIDE and of_input:
+            return {**self.tokens, "tp": Partial() if kind.endswith("gradient") else Replicate()}
+        if leaf == "mlp.shared.down" or leaf == "mlp.shared":
+            return {**self.tokens, "tp": Replicate() if kind.endswith("gradient") else Partial()}
+        return {**self.tokens, "tp": Shard(1) if layout.sequence_parallel else Replicate()}
+
+
+_OUTSIDE = (
+    "embed", "embed.tokens", "embed.positions", "embed.embed_norm", "embed.dropout", "attention_norm", "mlp_norm",
+    "input_norm", "attention_dropout", "mlp_dropout", "norm", "head", "attention.o", "mlp.down", "mlp.shared.down",
+)  # fmt: skip
+"""Modules whose outputs all tensor-parallel ranks have, or with sequence parallelism a part of the tokens."""
+_INSIDE = ("attention", "mlp", "mlp.shared")
+"""Modules whose inputs all tensor-parallel ranks have, each of which computes a term of their gradient."""
+
+
+def _kinds(row: Row, terms: frozenset[str]) -> dict[str, Kind]:
+    """Return what the axes of a row of the placement table do; along those of `terms` ranks have terms of a sum."""
+    kinds: dict[str, Kind] = {axis: Shard(dim) for axis, dim in row.shard.items()}
+    for axis in row.replicated:
+        kinds[axis] = Partial() if axis in terms else Replicate()
+    return kinds

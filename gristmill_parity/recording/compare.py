@@ -1,0 +1,321 @@
+"""Compare: the tensors of a run with the reference's, in order of computation; the first outside its tolerance."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gristmill_parity.recording.assemble import Array, Copy, check_cover, copies_of, put, take, views_of, whole
+from gristmill_parity.recording.files import Key, Recording, RecordingError
+from gristmill_parity.recording.patterns import Evidence, find_pattern
+from gristmill_parity.recording.perturb import BASE, EPSILON, PERTURBED
+from gristmill_parity.recording.recorder import MODEL, PARAMETERS
+from gristmill_parity.recording.verdict import Pattern, Verdict
+
+FACTOR = 6.0
+"""Spreads that a tensor may be off: a perturbed reference is off by one."""
+ROW_FACTOR = 12.0
+"""Of a row, whose spread is estimated from fewer numbers."""
+_PRECISION = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+class Reference:
+    """The reference's tensors, and how far each is off when its rounding is perturbed."""
+
+    def __init__(self, folder: Path) -> None:
+        base = folder / BASE
+        self.base = Recording(base if base.is_dir() else folder)
+        self.perturbed = [Recording(path) for path in sorted(folder.glob(f"{PERTURBED}-*"))]
+        if not self.perturbed:
+            raise RecordingError(
+                f"{folder} has no perturbed run of the reference, so no tolerance; record with the folders and "
+                "perturbations that reference_runs() gives"
+            )
+
+    def tensor(self, key: Key) -> Array | None:
+        """Return a tensor; None if it was not recorded whole."""
+        return _assembled(self.base, key)
+
+    def sketch(self, recording: Recording, key: Key) -> Array:
+        """Return the sketch of a tensor of one of the reference's runs."""
+        copies = copies_of(recording.tensors[key], recording)
+        _, first = next(views_of(copies))
+        total: Array = np.sum([copy.sketch() for copy in first], axis=0)
+        return total
+
+    def spread_rows(self, key: Key, base: Array) -> tuple[float, Array]:
+        """Return how far perturbed runs are off: the largest 2-norm, and that of each row of the last dimension."""
+        largest = 0.0
+        rows = np.zeros(_rows(base).shape[0])
+        for recording in self.perturbed:
+            other = _assembled(recording, key) if key in recording.tensors else None
+            if other is None:
+                continue
+            off = np.linalg.norm(_rows(other - base), axis=1)
+            largest = max(largest, float(np.linalg.norm(off)))
+            rows = np.maximum(rows, off)
+        return largest, rows
+
+
+def _assembled(recording: Recording, key: Key) -> Array | None:
+    pieces = recording.tensors.get(key)
+    if not pieces or any(held.entry.offset < 0 for held in pieces):
+        return None
+    copies = copies_of(pieces, recording)
+    _, first = next(views_of(copies))
+    shape = pieces[0].entry.piece.shape
+    return first[0].values() if len(first) == 1 and first[0].held[0].entry.shape == shape else whole(first, shape)
+
+
+def _rows(values: Array) -> Array:
+    return values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A tensor's difference from the reference."""
+
+    key: Key
+    share: float
+    """Of its tolerance."""
+    relative: float
+    copy: Copy
+    """The copy that is off most."""
+
+
+def compare(reference: str | Path, run: str | Path) -> Verdict:
+    """Compare the recording of a run with that of its reference: the first tensor in order of computation that differs.
+
+    Raises RecordingError, of one sentence, for recordings that cannot be compared.
+    """
+    with np.errstate(all="ignore"):  # values of a wrong run may be any
+        return _compare(Reference(Path(reference)), Recording(run))
+
+
+def _compare(right: Reference, wrong: Recording) -> Verdict:
+    _check_names(right.base, wrong)
+    keys = [key for key in right.base.tensors if key in wrong.tensors]
+    keys.sort(key=lambda key: key.step)
+    _check_start(right, wrong, keys)
+    first: _Measured | None = None
+    largest = 0.0
+    outside = 0
+    for key in keys:
+        measured = _measure(right, wrong, key)
+        if measured is None:
+            continue
+        if measured.share > 1:
+            outside += 1
+            first = first or measured
+        else:
+            largest = max(largest, measured.share)
+    again = _computed_again(wrong, keys, first.key if first else None)
+    if again is not None:
+        return again
+    if first is None:
+        return Verdict(Pattern("none", ""), share=largest, compared=len(keys))
+    return _verdict(right, wrong, first, len(keys), outside)
+
+
+def _measure(right: Reference, wrong: Recording, key: Key) -> _Measured | None:
+    """Measure a tensor's difference; None if there is nothing to compare."""
+    pieces = wrong.tensors[key]
+    copies = copies_of(pieces, wrong)
+    base = right.base.tensors[key][0].entry
+    check_cover(copies, base.piece.shape, wrong.folder)
+    epsilon = EPSILON[_PRECISION.get(pieces[0].entry.dtype, "fp64")]
+    if not base.sketch:
+        return _measure_integers(right, key, copies)
+    if base.offset < 0 or any(held.entry.offset < 0 for held in pieces):
+        return _measure_sketches(right, key, copies, epsilon)
+    expected = right.tensor(key)
+    assert expected is not None
+    spread, of_rows = right.spread_rows(key, expected)
+    norm = float(np.linalg.norm(expected))
+    tolerance = FACTOR * spread + 2 * epsilon * norm
+    norms = np.linalg.norm(_rows(expected), axis=1)
+    row_tolerance = ROW_FACTOR * (of_rows + spread / max(1.0, len(of_rows) ** 0.5)) + 4 * epsilon * norms
+    worst: _Measured | None = None
+    for _, view in views_of(copies):
+        total = 0.0
+        shares = list[tuple[float, Copy]]()
+        for copy in view:
+            off = copy.values() - take(expected, copy.index)
+            total += float(np.sum(np.square(off)))
+            box = np.zeros(expected.shape) if expected.ndim else np.zeros(())
+            put(box, copy.index, off)
+            of_box = np.linalg.norm(_rows(box), axis=1)
+            shares.append((_largest_share(of_box, row_tolerance), copy))
+        off_norm = total**0.5
+        by_rows, copy = max(shares, key=lambda pair: pair[0])
+        share = max(off_norm / tolerance if off_norm else 0.0, by_rows) if tolerance else (np.inf if off_norm else 0.0)
+        share = np.inf if np.isnan(off_norm) else share
+        if worst is None or share > worst.share:
+            worst = _Measured(key, share, off_norm / norm if norm else np.inf if off_norm else 0.0, copy)
+    return worst
+
+
+def _largest_share(off: Array, tolerance: Array) -> float:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(off > 0, off / tolerance, 0.0)
+    return float(np.max(shares, initial=0.0))
+
+
+def _measure_integers(right: Reference, key: Key, copies: Sequence[Copy]) -> _Measured | None:
+    expected = right.tensor(key)
+    if expected is None or any(held.entry.offset < 0 for copy in copies for held in copy.held):
+        return None
+    counts = [(int((copy.values() != take(expected, copy.index)).sum()), copy) for copy in copies]
+    count, copy = max(counts, key=lambda pair: pair[0])
+    return _Measured(key, np.inf if count else 0.0, count / max(1, copy.values().size), copy)
+
+
+def _measure_sketches(right: Reference, key: Key, copies: Sequence[Copy], epsilon: float) -> _Measured | None:
+    expected = right.sketch(right.base, key)
+    spread = max((float(np.linalg.norm(right.sketch(each, key) - expected)) for each in right.perturbed), default=0.0)
+    norm = float(np.linalg.norm(expected))
+    tolerance = 2 * FACTOR * spread + 4 * epsilon * norm
+    worst: _Measured | None = None
+    for _, view in views_of(copies):
+        off = float(np.linalg.norm(np.sum([copy.sketch() for copy in view], axis=0) - expected))
+        share = off / tolerance if tolerance else (np.inf if off else 0.0)
+        share = np.inf if np.isnan(off) else share
+        if worst is None or share > worst.share:
+            worst = _Measured(key, share, off / norm if norm else np.inf, view[0])
+    return worst
+
+
+def _computed_again(wrong: Recording, keys: Sequence[Key], before: Key | None) -> Verdict | None:
+    """Return a verdict if the backward pass computed something again otherwise, before `before` was computed."""
+    if before is not None and "gradient" not in before.kind and before.kind != "weight":
+        return None
+    for key in keys:
+        if before is not None and key.step > before.step:
+            break
+        for held in wrong.again.get(key, []):
+            twins = [
+                other
+                for other in wrong.tensors[key]
+                if other.rank.rank == held.rank.rank and other.entry.call == held.entry.call
+            ]
+            if not twins or twins[0].entry.hash == held.entry.hash:
+                continue
+            off = float(np.linalg.norm(np.subtract(twins[0].entry.sketch, held.entry.sketch)))
+            norm = float(np.linalg.norm(twins[0].entry.sketch))
+            relative = off / norm if norm else float("inf")
+            if relative < 8 * EPSILON[_PRECISION.get(held.entry.dtype, "fp64")]:
+                continue
+            sentence = (
+                "The backward pass computes it once more (activation checkpointing), and does not get what the forward "
+                "pass had: something random, or changed in between, enters the block. Gradients are then those of "
+                "other activations."
+            )
+            return Verdict(
+                Pattern("computed again", sentence), key.name, f"{key.kind} (computed again)", key.step,
+                held.rank.rank, "", relative, np.inf, len(keys), 1,
+            )  # fmt: skip
+    return None
+
+
+def _verdict(right: Reference, wrong: Recording, first: _Measured, compared: int, outside: int) -> Verdict:
+    key = first.key
+    expected = right.tensor(key)
+    notes = list[str]()
+    if outside > 1:
+        notes.append(f"Of {compared:,} tensors {outside - 1:,} further ones are wrong.")
+    is_whole = all(held.entry.offset >= 0 for held in wrong.tensors[key])
+    if expected is None or not is_whole:
+        sentence = f'Only sketches were kept: record both sides again with keep=["{key}"] to see where, and what it is.'
+        pattern = Pattern("other", sentence)
+        return Verdict(
+            pattern, key.name, key.kind, key.step, first.copy.rank, "", first.relative, first.share, compared, outside,
+            tuple(notes),
+        )  # fmt: skip
+    evidence = _evidence(right, wrong, first, expected)
+    pattern = find_pattern(evidence)
+    return Verdict(
+        pattern, key.name, key.kind, key.step, first.copy.rank, evidence.where(), first.relative, first.share,
+        compared, outside, tuple(notes),
+    )  # fmt: skip
+
+
+def _evidence(right: Reference, wrong: Recording, measured: _Measured, expected: Array) -> Evidence:
+    key = measured.key
+    spread, _ = right.spread_rows(key, expected)
+    copies = copies_of(wrong.tensors[key], wrong)
+    epsilon = EPSILON[_PRECISION.get(wrong.tensors[key][0].entry.dtype, "fp64")]
+    tolerance = FACTOR * spread + 2 * epsilon * float(np.linalg.norm(expected))
+    return Evidence(wrong, key, expected, copies, measured.copy, tolerance, right.tensor)
+
+
+def _pattern_of(right: Reference, wrong: Recording, measured: _Measured) -> Pattern:
+    expected = right.tensor(measured.key)
+    if expected is None or any(held.entry.offset < 0 for held in wrong.tensors[measured.key]):
+        return Pattern("other", "")
+    return find_pattern(_evidence(right, wrong, measured, expected))
+
+
+def _check_names(right: Recording, wrong: Recording) -> None:
+    """Raise RecordingError for a parameter of one side that the other does not have, with the nearest name."""
+    names = [_parameters(recording) for recording in (right, wrong)]
+    if not names[0] or not names[1]:
+        empty = right if not names[0] else wrong
+        raise RecordingError(f"{empty.folder} has no parameter; check names= in record()")
+    for own, other, own_side, other_side in (
+        (names[1], names[0], wrong.folder, right.folder),
+        (names[0], names[1], right.folder, wrong.folder),
+    ):
+        unknown = sorted(own - other)
+        if unknown:
+            nearest = difflib.get_close_matches(unknown[0], other, 1, 0.0)
+            raise RecordingError(
+                f"{own_side} has a parameter {unknown[0]} that {other_side} does not have; the nearest name there is "
+                f"{nearest[0]}: give record() a rename= that makes names equal"
+            )
+
+
+def _parameters(recording: Recording) -> set[str]:
+    return {key.name for key in recording.tensors if key.kind in PARAMETERS}
+
+
+def _check_start(right: Reference, wrong: Recording, keys: Iterable[Key]) -> None:
+    """Raise RecordingError if the sides started from other weights, or had other data."""
+    initial = [key for key in keys if key.kind == "initial weight"]
+    off = list[_Measured]()
+    for key in initial:
+        measured = _measure(right, wrong, key)
+        if measured is not None and measured.share > 1 and measured.relative > 1e-3:
+            off.append(measured)
+    is_known = bool(off) and _pattern_of(right, wrong, off[0]).kind not in ("other", "noise", "copies differ")
+    drawn = [key for key in initial if not _is_constant(right, key)]
+    if off and not is_known and len(off) > 0.8 * len(drawn):
+        raise RecordingError(
+            f"{wrong.folder} starts from other weights than {right.base.folder}: {len(off)} of {len(initial)} "
+            f"parameters differ, {off[0].key.name} the first; load the same checkpoint on both sides"
+        )
+    data = Key(1, MODEL, "input")
+    if data in right.base.tensors and data in wrong.tensors:
+        held = right.base.tensors[data]
+        measured = _measure(right, wrong, data) if not held[0].entry.sketch else None
+        if measured is not None and measured.share > 1 and _sorted_differs(right, wrong, data):
+            raise RecordingError(
+                f"{wrong.folder} had other data than {right.base.folder}: inputs of the first step differ from rank "
+                f"{measured.copy.rank} on; give both sides the same batch"
+            )
+
+
+def _sorted_differs(right: Reference, wrong: Recording, key: Key) -> bool:
+    """True unless both have the same tokens in another order."""
+    expected = right.tensor(key)
+    copies = copies_of(wrong.tensors[key], wrong)
+    _, view = next(views_of(copies))
+    values = np.concatenate([copy.values().ravel() for copy in view])
+    return expected is None or not np.array_equal(np.sort(values), np.sort(expected.ravel()))
+
+
+def _is_constant(right: Reference, key: Key) -> bool:
+    """True of weights that every model begins with, as the ones of a norm."""
+    values = right.tensor(key)
+    return values is not None and bool(np.all(values == values.flat[0]))

@@ -1,0 +1,196 @@
+"""Files of a recording: a rank's list of tensors with their places, and their values one after the other."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill_parity.recording.placement import Coordinates, Piece
+from gristmill_parity.recording.sketch import hash_of, sketch_of
+
+FORMAT = 1
+_HEADER = "rank-{:05}.json"
+_VALUES = "rank-{:05}.values"
+
+
+class RecordingError(ValueError):
+    """Recordings cannot be made or compared; the message is one sentence for users."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a tensor is: the step (from 1; 0 is before the first), a module's or parameter's name, and which of it."""
+
+    step: int
+    name: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.kind}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a rank's recording."""
+
+    key: Key
+    call: int
+    """Of the micro-batches of the step; 0 for what there is one of."""
+    dtype: str
+    shape: tuple[int, ...]
+    """Of the values that the rank has."""
+    piece: Piece
+    hash: int
+    norm: float
+    sketch: tuple[float, ...]
+    offset: int
+    """Of the values in the file, in bytes; -1 if they were not kept."""
+    again: bool
+    """True of what was computed once more in the backward pass."""
+
+
+class Writer:
+    """Writes a rank's recording: values as they come, so that none are held; the list of them at the end."""
+
+    def __init__(self, folder: Path, rank: int, size: int, axes: Coordinates) -> None:
+        self.folder = folder
+        self.rank = rank
+        self.size = size
+        self.axes = dict(axes)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _HEADER.format(rank)).unlink(missing_ok=True)
+        self._values = (folder / _VALUES.format(rank)).open("wb")
+        self._entries: list[list[Any]] = []
+
+    def write(self, key: Key, call: int, values: Tensor, piece: Piece, keeps: bool, again: bool = False) -> None:
+        """Add a tensor: its hash, norm and sketch, and its values if it `keeps` them."""
+        values = values.detach()
+        dtype = str(values.dtype).removeprefix("torch.")
+        offset = -1
+        if keeps:
+            offset = self._values.tell()
+            wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+            # a copy: torch resizes no storage that numpy has seen, as FSDP does with gathered parameters
+            copied = wide.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            self._values.write(copied.numpy().tobytes())
+        is_float = values.is_floating_point()
+        sketch = sketch_of(values, piece.indices(), piece.shape).tolist() if is_float else []
+        norm = float(torch.linalg.vector_norm(values.double())) if is_float and values.numel() else 0.0
+        named = [key.step, key.name, key.kind, call, dtype, tuple(values.shape)]
+        self._entries.append([*named, piece.as_json(), hash_of(values), norm, sketch, offset, again])
+
+    def close(self) -> None:
+        """Write the list of tensors; a recording without it is incomplete."""
+        self._values.close()
+        header = {"format": FORMAT, "rank": self.rank, "size": self.size, "axes": self.axes, "tensors": self._entries}
+        path = self.folder / _HEADER.format(self.rank)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(header), encoding="utf-8")
+        partial.replace(path)
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._values.close()
+
+
+class RankRecording:
+    """A rank's recording, read from disk; values are read when they are asked for."""
+
+    def __init__(self, folder: Path, rank: int, header: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.rank = rank
+        self.axes: dict[str, tuple[int, int]] = {name: (index, size) for name, (index, size) in header["axes"].items()}
+        self.entries = list(_read_entries(header["tensors"]))
+
+    def values(self, entry: Entry) -> np.ndarray[Any, Any]:
+        """Return the values of a tensor: float64, or integers as they are."""
+        dtype = np.dtype("float32" if entry.dtype in ("bfloat16", "float16") else entry.dtype)
+        count = int(np.prod(entry.shape, dtype=np.int64))
+        with (self.folder / _VALUES.format(self.rank)).open("rb") as file:
+            file.seek(entry.offset)
+            read = np.fromfile(file, dtype, count)
+        if len(read) != count:
+            raise RecordingError(
+                f"{self.folder / _VALUES.format(self.rank)} ends within {entry.key}; record rank {self.rank} again"
+            )
+        wide = read.astype(np.float64) if dtype.kind == "f" else read
+        return wide.reshape(entry.shape)
+
+
+def _read_entries(rows: list[list[Any]]) -> Iterator[Entry]:
+    for step, name, kind, call, dtype, shape, piece, digest, norm, sketch, offset, again in rows:
+        key = Key(step, name, kind)
+        place = Piece.from_json(piece)
+        yield Entry(key, call, dtype, tuple(shape), place, digest, norm, tuple(sketch), offset, again)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor as a rank has it."""
+
+    rank: RankRecording
+    entry: Entry
+
+    def values(self) -> np.ndarray[Any, Any]:
+        return self.rank.values(self.entry)
+
+
+class Recording:
+    """The recordings of all ranks of a run: the pieces of each tensor, by its key, in the order of their recording."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.ranks = _read_ranks(self.folder)
+        self.tensors: dict[Key, list[Held]] = {}
+        self.again: dict[Key, list[Held]] = {}
+        for rank in self.ranks:
+            for entry in rank.entries:
+                chosen = self.again if entry.again else self.tensors
+                chosen.setdefault(entry.key, []).append(Held(rank, entry))
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """The number of ranks along each axis."""
+        sizes = dict[str, int]()
+        for rank in self.ranks:
+            sizes |= {name: size for name, (_, size) in rank.axes.items()}
+        return sizes
+
+
+def _read_ranks(folder: Path) -> list[RankRecording]:
+    """Read the lists of all ranks. Raises RecordingError if one is missing or damaged."""
+    paths = sorted(folder.glob("rank-*.json"))
+    if not paths:
+        raise RecordingError(f"{folder} has no recording; expected files rank-00000.json … as record() writes them")
+    headers = dict[int, Mapping[str, Any]]()
+    for path in paths:
+        try:
+            header = json.loads(path.read_text(encoding="utf-8"))
+            headers[int(header["rank"])] = header
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordingError(f"{path} is damaged ({error}); record this rank again") from error
+        if header.get("format") != FORMAT:
+            raise RecordingError(f"{path} has format {header.get('format')}; expected {FORMAT}, so record it again")
+    size = max(int(header["size"]) for header in headers.values())
+    missing = sorted(set(range(size)) - set(headers))
+    if missing:
+        listed = ", ".join(map(str, missing[:8]))
+        plural = "s" * (len(missing) > 1)
+        raise RecordingError(
+            f"{folder} has no recording of rank{plural} {listed} of {size}; a recording is complete when record() has "
+            "ended on every rank"
+        )
+    return [RankRecording(folder, rank, headers[rank]) for rank in sorted(headers)]

@@ -1,0 +1,499 @@
+"""Patterns: what a wrong tensor looks like beside the right one, and what in a layout does such a thing."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gristmill_parity.recording.assemble import Array, Copy, coordinate, mean_divisor, put, subsets, take, whole
+from gristmill_parity.recording.files import Held, Key, Recording
+from gristmill_parity.recording.recorder import MICRO_BATCH
+from gristmill_parity.recording.verdict import Pattern
+
+_EXPLAINED = 0.05
+"""Of a difference, what a pattern may leave of it."""
+_LOW_PRECISION = 2.0**-7
+"""Of a tensor, what rounding to 16 bits changes."""
+_LONGEST = 2048
+"""Slices along a dimension that are matched with each other."""
+
+
+@dataclass
+class Evidence:
+    """A wrong tensor: what is expected, and the copies of its boxes; `worst` is off most."""
+
+    recording: Recording
+    key: Key
+    expected: Array
+    copies: Sequence[Copy]
+    worst: Copy
+    tolerance: float
+    reference: Callable[[Key], Array | None]
+
+    def __post_init__(self) -> None:
+        own = [copy for copy in self.copies if copy.coordinates == self.worst.coordinates]
+        self.values = whole(own, self.expected.shape, self.expected)
+        put(self.values, self.worst.index, self.worst.values())
+        self.off = float(np.linalg.norm(self.values - self.expected))
+        self.sizes = self.recording.axis_sizes
+        piece = self.worst.held[0].entry.piece
+        self.shards = piece.shards
+        self.replicated = piece.replicated
+        self.partial = tuple(piece.partial)
+
+    def explains(self, other: Array) -> bool:
+        """True if the tensor is `other`, up to rounding."""
+        return self._left(self.values, other) <= max(_EXPLAINED * self.off, min(self.tolerance, 0.4 * self.off))
+
+    def box_explains(self, other: Array, copy: Copy) -> bool:
+        """True if the values of a copy are `other`, a box, up to rounding, and not what is expected."""
+        values = copy.values()
+        off = float(np.linalg.norm(values - take(self.expected, copy.index)))
+        share = self.tolerance * (values.size / max(1, self.expected.size)) ** 0.5
+        return off > 0 and self._left(values, other) <= max(_EXPLAINED * off, min(share, 0.4 * off))
+
+    @staticmethod
+    def _left(values: Array, other: Array) -> float:
+        if values.shape != other.shape:
+            return float("inf")
+        left = float(np.linalg.norm(values - other))
+        return float("inf") if np.isnan(left) else left
+
+    def wrong_slices(self, dim: int) -> Array:
+        """Return the indices along a dimension whose slices are off."""
+        off = np.moveaxis(self.values - self.expected, dim, 0).reshape(self.expected.shape[dim], -1)
+        norms = np.linalg.norm(off, axis=1)
+        return np.flatnonzero(norms > max(0.05 * norms.max(), self.tolerance / max(1, len(norms)) ** 0.5))
+
+    def where(self) -> str:
+        """Describe the part of the tensor that is off: of each dimension the indices, if not all."""
+        if not self.expected.ndim or not self.expected.size:
+            return ""
+        parts = list[str]()
+        for dim, size in enumerate(self.expected.shape):
+            wrong = self.wrong_slices(dim)
+            if 0 < len(wrong) < size:
+                is_one = len(wrong) == wrong[-1] - wrong[0] + 1
+                indices = f"{wrong[0]}" if len(wrong) == 1 else f"{wrong[0]} to {wrong[-1]}"
+                parts.append(f"dimension {dim} at {indices}" + ("" if is_one else f" ({len(wrong)} of {size})"))
+        own = [
+            f"its {axis} {self.worst.held[0].rank.axes[axis][0]} of {self.sizes[axis]}"
+            for axis in self.shards
+            if axis in self.sizes and self.sizes[axis] > 1
+        ]
+        described = ", ".join(parts) or "everywhere"
+        return f"in {described}, of shape {list(self.expected.shape)}" + (f" ({', '.join(own)})" if own else "")
+
+
+def find_pattern(evidence: Evidence) -> Pattern:
+    """Return the first pattern that explains the difference; the more specific ones are tried first."""
+    for find in (
+        _nan,
+        _zero,
+        _zero_term,
+        _stale,
+        _not_summed,
+        _factor,
+        _terms,
+        _any_factor,
+        _box_factor,
+        _transposed,
+        _shifted,
+        _exchanged,
+    ):
+        pattern = find(evidence)
+        if pattern is not None:
+            return pattern
+    return _copies_differ(evidence) or _noise(evidence) or _other(evidence)
+
+
+def _nan(evidence: Evidence) -> Pattern | None:
+    count = int((~np.isfinite(evidence.values)).sum())
+    if not count:
+        return None
+    sentence = f"{count:,} of its values are not finite: an overflow, or memory that was never written."
+    return Pattern("other", sentence, _likely_axes(evidence))
+
+
+def _zero(evidence: Evidence) -> Pattern | None:
+    """Zeros, in all of it or in the worst piece."""
+    values = evidence.worst.values()
+    if values.any() or not take(evidence.expected, evidence.worst.index).any():
+        return None
+    axes = _likely_axes(evidence)
+    return Pattern("zero", "Its values are zeros: this rank's part was never computed, received or written.", axes)
+
+
+def _zero_term(evidence: Evidence) -> Pattern | None:
+    """A sum of which one rank's term, or one micro-batch's, is zero."""
+    terms = [held for copy in evidence.copies for held in copy.held]
+    for axis in evidence.partial:
+        zero = {coordinate(held, axis) for held in terms if not held.entry.norm}
+        others = {coordinate(held, axis) for held in terms if held.entry.norm}
+        if zero and others and not zero & others:
+            named = ", ".join(map(str, sorted(zero)))
+            sentence = (
+                f"The term of {axis} {named} of {len(zero | others)} is zero in the sum over {axis}: these sequences, "
+                "or tokens, have no targets, or were dropped."
+            )
+            return Pattern("missing term", sentence, (axis,))
+    return None
+
+
+def _stale(evidence: Evidence) -> Pattern | None:
+    """What the tensor was a step before, or with that of the step before added."""
+    key = evidence.key
+    earlier = [Key(step, key.name, kind) for step, kind in _earlier(key)]
+    for before in earlier:
+        values = evidence.reference(before)
+        if values is None or np.allclose(values, evidence.expected, rtol=1e-12, atol=0):
+            continue
+        rows = evidence.expected.copy()  # of which some are those of before: ZeRO's ranks update some each
+        if rows.ndim:
+            wrong = evidence.wrong_slices(0)
+            rows[wrong] = values[wrong]
+        if evidence.explains(values) or evidence.explains(rows):
+            sentence = (
+                "It is what it was a step before: updates were not published or gathered, or are used before they "
+                "arrive."
+            )
+            return Pattern("stale", sentence, _likely_axes(evidence))
+        if key.kind.endswith("gradient") and evidence.explains(values + evidence.expected):
+            sentence = "It has the gradient of the step before in it: gradients were not set to zero."
+            return Pattern("stale", sentence, _likely_axes(evidence))
+    return None
+
+
+def _earlier(key: Key) -> Iterator[tuple[int, str]]:
+    for step in range(key.step - 1, 0, -1):
+        yield step, key.kind
+    if key.kind in ("used weight", "weight"):
+        yield 0, "initial weight"
+
+
+def _not_summed(evidence: Evidence) -> Pattern | None:
+    """Ranks have copies that differ, whose sum or mean along axes is what is expected."""
+    for axes in subsets(evidence.replicated):
+        if not axes:
+            continue
+        groups: dict[tuple[object, ...], list[Copy]] = {}
+        for copy in evidence.copies:
+            rest = tuple(pair for pair in copy.coordinates if pair[0] not in axes)
+            groups.setdefault((copy.held[0].entry.piece.index, rest), []).append(copy)
+        sums = [(group[0], np.sum([copy.values() for copy in group], axis=0), len(group)) for group in groups.values()]
+        first = [group[0].values() for group in groups.values()]
+        copied = [total / count for _, total, count in sums]
+        if all(np.allclose(one, mean, rtol=1e-6) for one, mean in zip(first, copied, strict=True)):
+            continue  # all have the same
+        for divides, word, wrong in ((False, "sum", "summed"), (True, "mean", "averaged")):
+            total = evidence.expected.copy()
+            for copy, values, count in sums:
+                put(total, copy.index, values / count if divides else values)
+            left = float(np.linalg.norm(total - evidence.expected))
+            if left <= max(_EXPLAINED * evidence.off, min(evidence.tolerance, 0.4 * evidence.off)):
+                named = " and ".join(axes)
+                sentence = (
+                    f"Each rank along {named} has a term of its own, and their {word} is right: it was not {wrong} "
+                    f"over {named}. {_of_a_missing_sum(evidence.key)}"
+                )
+                return Pattern("not summed", sentence, axes)
+    return None
+
+
+def _of_a_missing_sum(key: Key) -> str:
+    if key.kind in ("gradient", "own gradient", "weight"):
+        return "The all-reduce of this parameter's gradient over these ranks is missing, or it is not in its group."
+    if "gradient" in key.kind:
+        return "The backward pass of the collective before it (an all-reduce of the gradient) is missing."
+    return "The all-reduce after the row-parallel product, or the lookup, before it is missing."
+
+
+def _ratio(values: Array, expected: Array) -> float:
+    square = float(np.sum(np.square(expected)))
+    return float(np.sum(values * expected)) / square if square else 1.0
+
+
+def _factor(evidence: Evidence, only_round: bool = True) -> Pattern | None:
+    """A multiple: by default of a number of ranks."""
+    ratio = _ratio(evidence.values, evidence.expected)
+    if abs(ratio - 1) < 1e-9 or not evidence.explains(ratio * evidence.expected):
+        return None
+    pattern = _describe_factor(evidence, ratio, "")
+    is_number = evidence.expected.size < 2  # one number is a multiple of any other
+    is_round = pattern.factor != ratio and abs(ratio / pattern.factor - 1) < 1e-3
+    if is_number:
+        return pattern if is_round else None
+    return pattern if pattern.factor != ratio or not only_round else None
+
+
+def _any_factor(evidence: Evidence) -> Pattern | None:
+    return _factor(evidence, only_round=False)
+
+
+def _describe_factor(evidence: Evidence, ratio: float, where: str) -> Pattern:
+    sizes = {axis: size for axis, size in evidence.sizes.items() if size > 1}
+    micro_batches = 1 + max(held.entry.call for copy in evidence.copies for held in copy.held)
+    recorded = 1 + max(held.entry.call for pieces in evidence.recording.tensors.values() for held in pieces)
+    sizes |= {MICRO_BATCH: max(micro_batches, recorded)} if max(micro_batches, recorded) > 1 else {}
+    tolerance = max(0.02, evidence.tolerance / max(float(np.linalg.norm(evidence.expected)), 1e-300))
+    ordered = _ordered_axes(evidence, sizes)
+    for axes in subsets(ordered):
+        count = int(np.prod([sizes[axis] for axis in axes])) if axes else 1
+        named = " x ".join(axes)
+        for value, reason in (
+            (float(count), f"it is summed over {named} once too often, or a mean is taken as a sum"),
+            (1 / count, f"it is averaged over {named} where it is to be summed, or averaged twice"),
+        ):
+            if axes and abs(ratio / value - 1) < tolerance:
+                return Pattern("factor", f"It is {_spell(value)} times what is right{where}: {reason}.", axes, value)
+    sentence = (
+        f"It is {ratio:.6g} times what is right{where}: a scale, of the loss or of a mean, is applied once too often, "
+        "or not at all."
+    )
+    return Pattern("factor", sentence, tuple(ordered[:1]), ratio)
+
+
+def _spell(value: float) -> str:
+    return f"{value:.0f}" if value >= 1 else f"1/{1 / value:.0f}"
+
+
+def _ordered_axes(evidence: Evidence, sizes: dict[str, int]) -> list[str]:
+    """Return the axes of several ranks, those first along which gradients of this tensor are terms."""
+    terms = [axis for held in _own_terms(evidence)[:1] for axis in held.entry.piece.partial]
+    known = [*terms, *evidence.partial, *evidence.replicated, *evidence.shards]
+    order = list(dict.fromkeys([*known, *sizes]))
+    return [axis for axis in order if axis in sizes]
+
+
+def _own_terms(evidence: Evidence) -> list[Held]:
+    """Return the gradients of a parameter before reduction, in the step of the wrong tensor."""
+    key = evidence.key
+    if key.kind not in ("gradient", "own gradient"):
+        return []
+    return evidence.recording.tensors.get(Key(key.step, key.name, "own gradient"), [])
+
+
+def _terms(evidence: Evidence) -> Pattern | None:
+    """A sum from which a rank's term is missing, or has it twice."""
+    held = _own_terms(evidence)
+    axes = tuple(held[0].entry.piece.partial) if held else ()
+    if not axes or evidence.key.kind != "gradient":
+        return None
+    for axis in axes:
+        indices = sorted({coordinate(each, axis) for each in held})
+        for index in indices:
+            own = _sum_of([each for each in held if coordinate(each, axis) == index], evidence.expected.shape)
+            for others, kind in ((evidence.expected - own, "missing"), (evidence.expected + own, "twice")):
+                if evidence.explains(others) or evidence.box_explains(
+                    take(others, evidence.worst.index), evidence.worst
+                ):
+                    word = "is missing from the sum" if kind == "missing" else "is in the sum twice"
+                    sentence = f"The term of {axis} {index} of {len(indices)} {word} over {axis}."
+                    if axis == MICRO_BATCH:
+                        sentence += " Gradients were set to zero, or sent, between micro-batches."
+                    return Pattern("missing term", sentence, (axis,))
+    for summed in subsets(axes):
+        if len(summed) == len(axes):
+            continue
+        rest = [axis for axis in axes if axis not in summed]
+        for where in sorted({tuple(coordinate(each, axis) for axis in rest) for each in held}):
+            chosen = [each for each in held if tuple(coordinate(each, axis) for axis in rest) == where]
+            total = _sum_of(chosen, evidence.expected.shape)
+            if evidence.explains(total) or evidence.box_explains(take(total, evidence.worst.index), evidence.worst):
+                named = " and ".join(rest)
+                sentence = (
+                    f"It is this rank's own term: the sum over {named} is missing. {_of_a_missing_sum(evidence.key)}"
+                )
+                return Pattern("not summed", sentence, tuple(rest))
+    return None
+
+
+def _sum_of(held: Sequence[Held], shape: tuple[int, ...]) -> Array:
+    """Return the sum of terms, each of them once, as a whole tensor."""
+    total = np.zeros(shape)
+    seen = set[object]()
+    for each in held:
+        piece = each.entry.piece
+        key = piece.index, tuple(coordinate(each, axis) for axis in piece.partial)
+        if key in seen:
+            continue  # a copy
+        seen.add(key)
+        index = piece.indices()
+        box = take(total, index) + each.values() / mean_divisor([each])
+        put(total, index, box)
+    return total
+
+
+def _box_factor(evidence: Evidence) -> Pattern | None:
+    """A factor of the worst piece alone, or of some slices."""
+    expected = take(evidence.expected, evidence.worst.index)
+    if expected.size < 2:
+        return None
+    ratio = _ratio(evidence.worst.values(), expected)
+    if abs(ratio - 1) < 1e-6 or not evidence.box_explains(ratio * expected, evidence.worst):
+        return None
+    return _describe_factor(evidence, ratio, f" on rank {evidence.worst.rank}")
+
+
+def _transposed(evidence: Evidence) -> Pattern | None:
+    expected = evidence.expected
+    for first in range(expected.ndim - 1):
+        second = first + 1
+        if expected.shape[first] == expected.shape[second] > 1 and evidence.explains(expected.swapaxes(first, second)):
+            sentence = (
+                f"Dimensions {first} and {second} are exchanged: a matrix is used as it lies in memory, and not its "
+                "transpose."
+            )
+            return Pattern("transposed", sentence, _likely_axes(evidence))
+    box = take(expected, evidence.worst.index)
+    if box.ndim >= 2 and box.shape[-1] == box.shape[-2] > 1:
+        other = box.swapaxes(-1, -2)
+        if evidence.box_explains(other, evidence.worst):
+            return Pattern("transposed", "This rank's block is transposed.", _likely_axes(evidence))
+    return None
+
+
+def _shifted(evidence: Evidence) -> Pattern | None:
+    """Slices along a dimension that are those of other indices."""
+    for dim in range(evidence.expected.ndim):
+        size = evidence.expected.shape[dim]
+        if not 1 < size <= _LONGEST:
+            continue
+        index = evidence.worst.index
+        others = [np.arange(size) if each == dim else own for each, own in enumerate(index)]
+        right_rows = np.moveaxis(take(evidence.expected, others), dim, 0).reshape(size, -1)
+        own_rows = np.moveaxis(evidence.worst.values(), dim, 0).reshape(len(index[dim]), -1)
+        off = np.linalg.norm(own_rows - right_rows[index[dim]], axis=1)
+        is_wrong = off > max(0.05 * off.max(initial=0.0), evidence.tolerance / size**0.5)
+        wrong = index[dim][is_wrong]
+        wrong_rows = own_rows[is_wrong]
+        if len(wrong) < 2 or right_rows.shape[1] < 2:
+            continue
+        matched = _matches(wrong_rows, right_rows, right_rows[wrong])
+        known = matched >= 0
+        if known.mean() < 0.6:
+            continue
+        shifts = Counter(((matched[known] - wrong[known]) % size).tolist())
+        shift, count = shifts.most_common(1)[0]
+        shift = shift if shift <= size // 2 else shift - size
+        axes = tuple(axis for axis, of_axis in evidence.shards.items() if of_axis == dim) or _likely_axes(evidence)
+        if count > 0.5 * len(wrong) and shift:
+            return _describe_shift(evidence, dim, shift, axes)
+        if known.mean() > 0.8:
+            sentence = (
+                f"Along dimension {dim} it has the right values in another order: blocks, heads or tokens are taken "
+                "from, or sent to, other ranks than they belong to."
+            )
+            return Pattern("other order", sentence, axes)
+    return None
+
+
+def _matches(wrong: Array, right: Array, own: Array) -> Array:
+    """Return for each wrong row the index of the right row that it equals, or -1."""
+    distances = np.sum(wrong**2, 1)[:, None] + np.sum(right**2, 1)[None, :] - 2 * wrong @ right.T
+    nearest = distances.argmin(1)
+    off = np.sum((wrong - own) ** 2, 1)
+    left = np.sum((wrong - right[nearest]) ** 2, 1)
+    spread = np.sum((right - right.mean(0)) ** 2, 1).mean()
+    return np.where((left <= 0.01 * off) & (off > 1e-3 * spread), nearest, -1)
+
+
+def _describe_shift(evidence: Evidence, dim: int, shift: int, axes: tuple[str, ...]) -> Pattern:
+    index = evidence.worst.index[dim]
+    block = len(index)
+    is_block = block > 1 and shift % block == 0 and block < evidence.expected.shape[dim]
+    amount = f"a block of {abs(shift)}" if is_block else f"{abs(shift)}"
+    direction = "later" if shift > 0 else "earlier"
+    reason = (
+        "a rank takes its offset as another's, or as zero"
+        if is_block
+        else "positions, masks or labels are counted from another start"
+    )
+    sentence = f"Along dimension {dim} it has the values that belong {amount} {direction}: {reason}."
+    return Pattern("shifted", sentence, axes)
+
+
+def _exchanged(evidence: Evidence) -> Pattern | None:
+    """A rank's piece that is another rank's."""
+    shape = take(evidence.expected, evidence.worst.index).shape
+    seen = set[object]()
+    for copy in evidence.copies:
+        piece = copy.held[0].entry.piece
+        if piece.index in seen or copy.held[0].entry.shape != shape or copy is evidence.worst:
+            continue
+        seen.add(piece.index)
+        if evidence.box_explains(take(evidence.expected, copy.index), evidence.worst):
+            sentence = (
+                f"Rank {evidence.worst.rank} has the piece of rank {copy.rank}: it takes its index along "
+                f"{' or '.join(evidence.shards)} as another's."
+            )
+            return Pattern("shifted", sentence, tuple(evidence.shards))
+    return None
+
+
+def _copies_differ(evidence: Evidence) -> Pattern | None:
+    """Ranks that must have the same have not."""
+    differing = list[str]()
+    for axis in evidence.replicated:
+        groups: dict[tuple[object, ...], list[Copy]] = {}
+        for copy in evidence.copies:
+            rest = tuple(pair for pair in copy.coordinates if pair[0] != axis)
+            groups.setdefault((copy.held[0].entry.piece.index, rest), []).append(copy)
+        for group in groups.values():
+            first = group[0].values()
+            off = max(float(np.linalg.norm(copy.values() - first)) for copy in group)
+            if off > 0.02 * evidence.off:
+                differing.append(axis)
+                break
+    if not differing:
+        return None
+    named = " and ".join(differing)
+    sentence = (
+        f"The ranks along {named} have to have the same and have not: each computed with something of its own (a mask, "
+        "a random number, an offset, statistics of its part), or a sum over them is incomplete."
+    )
+    return Pattern("copies differ", sentence, tuple(differing))
+
+
+def _noise(evidence: Evidence) -> Pattern | None:
+    norm = float(np.linalg.norm(evidence.expected))
+    is_spread = all(2 * len(evidence.wrong_slices(dim)) >= size for dim, size in enumerate(evidence.expected.shape))
+    if not is_spread or evidence.off > _LOW_PRECISION * norm:
+        return None
+    sentence = (
+        "The difference has no pattern and is small: rounding in a lower precision than the run's, a sum in another "
+        "order of magnitude, or an approximate kernel."
+    )
+    return Pattern("noise", sentence, _likely_axes(evidence))
+
+
+def _other(evidence: Evidence) -> Pattern:
+    axes = _likely_axes(evidence)
+    named = f" Here the ranks along {' and '.join(axes)} do that." if axes else ""
+    sentence = (
+        "The values are others, not scaled or moved ones: what enters this module is right, so look within it, at what "
+        f"depends on a rank's own part: masks, positions, random numbers, statistics, the choice of experts.{named}"
+    )
+    return Pattern("other", sentence, axes)
+
+
+def _likely_axes(evidence: Evidence) -> tuple[str, ...]:
+    """Return the axes of several ranks that may have done it, the likeliest first.
+
+    Those along which one rank's part is wrong and another's is not; then those along which ranks differ at all.
+    """
+    scores = dict[str, float]()
+    off = dict[tuple[object, ...], float]()
+    for copy in evidence.copies:
+        expected = take(evidence.expected, copy.index)
+        norm = float(np.linalg.norm(copy.values() - expected))
+        for axis in (*evidence.shards, *evidence.replicated):
+            off[axis, coordinate(copy.held[0], axis)] = off.get((axis, coordinate(copy.held[0], axis)), 0.0) + norm
+    for axis in (*evidence.shards, *evidence.replicated, *evidence.partial):
+        values = [norm for (name, _), norm in off.items() if name == axis]
+        scores[axis] = max(values) / (min(values) + 1e-300) if values else 1.0
+    several = [axis for axis in scores if evidence.sizes.get(axis, 1) > 1]
+    others = [axis for axis, size in evidence.sizes.items() if size > 1 and axis not in several]
+    several.sort(key=lambda axis: -min(scores[axis], 1e6))
+    return (*several, *others)

@@ -1,0 +1,194 @@
+"""Placement: the piece of a global tensor that a rank has, by the axes of the mesh of ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+Runs = tuple[tuple[int, int, int], ...]
+"""Indices along a dimension, in order: (start, stop, step) each."""
+Coordinates = Mapping[str, tuple[int, int]]
+"""A rank's place on the mesh: its index along each axis, and the axis's size."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The ranks along an axis divide a dimension evenly; of several axes on one dimension the first is outermost."""
+
+    dim: int
+    order: Literal["chunks", "interleaved", "zigzag"] = "chunks"
+    """chunks: rank r of n has the r-th of n parts; interleaved: indices r, r + n, r + 2 n, …; zigzag: parts r and
+    2 n - 1 - r of 2 n, as rings of attention have them."""
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """The ranks along an axis have the same values."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The ranks along an axis have terms of a sum, or of a mean."""
+
+    reduce: Literal["sum", "mean"] = "sum"
+
+
+Kind = Shard | Replicate | Partial
+Placement = Mapping[str, Kind]
+"""What each axis does to a tensor; an axis that is not named has one rank with the tensor, as pipeline stages do."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangular piece whose place is known: pieces may have different sizes, or be empty."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    placement: Placement = field(default_factory=dict)
+    """What each axis does; the box says which part a rank along an axis of `Shard` has."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rank's part of a tensor: global shape, indices along each dimension, and the axes by what they do."""
+
+    shape: tuple[int, ...]
+    index: tuple[Runs, ...]
+    shards: Mapping[str, int]
+    """Axis: the dimension that it divides."""
+    partial: Mapping[str, str]
+    """Axis: "sum" or "mean"."""
+    replicated: tuple[str, ...]
+
+    def indices(self) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+        """Return the global indices of the piece along each dimension."""
+        return [expand_runs(runs) for runs in self.index]
+
+    def as_json(self) -> list[Any]:
+        return [self.shape, self.index, dict(self.shards), dict(self.partial), self.replicated]
+
+    @classmethod
+    def from_json(cls, values: list[Any]) -> "Piece":
+        shape, index, shards, partial, replicated = values
+        runs = tuple(tuple((start, stop, step) for start, stop, step in each) for each in index)
+        return cls(tuple(shape), runs, shards, partial, tuple(replicated))
+
+
+def expand_runs(runs: Runs) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the indices of runs as an array."""
+    if not runs:
+        return np.empty(0, np.int64)
+    return np.concatenate([np.arange(start, stop, step, dtype=np.int64) for start, stop, step in runs])
+
+
+def compress_indices(indices: np.ndarray[Any, np.dtype[np.int64]]) -> Runs:
+    """Return ascending runs of equal steps that give these indices."""
+    if len(indices) == 0:
+        return ()
+    if len(indices) == 1:
+        return ((int(indices[0]), int(indices[0]) + 1, 1),)
+    steps = np.diff(indices)
+    changes = np.flatnonzero(np.diff(steps)) + 1
+    if len(changes) == 0:
+        return ((int(indices[0]), int(indices[-1]) + 1, int(steps[0])),)
+    runs = list[tuple[int, int, int]]()
+    start = 0
+    while start < len(indices):
+        step = int(steps[start]) if start < len(steps) else 1
+        stop = start + 1
+        while stop < len(indices) and indices[stop] - indices[stop - 1] == step:
+            stop += 1
+        runs.append((int(indices[start]), int(indices[stop - 1]) + 1, step))
+        start = stop
+    return tuple(runs)
+
+
+def piece_of(tensor: Tensor, placement: Placement | Box, axes: Coordinates) -> tuple[Tensor, Piece]:
+    """Return the values that this rank has, and the piece of the global tensor that they are.
+
+    A DTensor says itself what the axes of its mesh do; `placement` says it of the others. Axes that are not in `axes`
+    have one rank.
+    """
+    if isinstance(tensor, DTensor):
+        box = box_of_dtensor(tensor)
+        others = placement.placement if isinstance(placement, Box) else placement
+        inner = box.placement
+        placement = Box(box.offset, box.shape, {name: kind for name, kind in others.items() if name not in inner})
+        kinds = {**placement.placement, **inner}
+        tensor = tensor.to_local()
+        divided = placement.placement
+    elif isinstance(placement, Box):
+        kinds = dict(placement.placement)
+        divided = {}
+        box = placement
+    else:
+        kinds = dict(placement)
+        divided = placement
+        box = Box((0,) * tensor.ndim, tuple(tensor.shape))
+    dims = [kind.dim for kind in divided.values() if isinstance(kind, Shard)]
+    unfit = [dim for dim in dims if not -tensor.ndim <= dim < tensor.ndim]
+    if unfit:
+        raise IndexError(f"it has no dimension {unfit[0]}")
+    sizes = list(box.shape)
+    index = list[np.ndarray[Any, np.dtype[np.int64]]]()
+    for dim in range(tensor.ndim):
+        own = [
+            (name, kind) for name, kind in divided.items() if isinstance(kind, Shard) and kind.dim % tensor.ndim == dim
+        ]
+        own = [(name, kind) for name, kind in own if name in axes]
+        for name, _ in own:
+            sizes[dim] *= axes[name][1]
+        of_dim = np.arange(sizes[dim], dtype=np.int64)
+        for name, kind in own:
+            of_dim = _selected(of_dim, kind, *axes[name])
+        index.append(of_dim[box.offset[dim] : box.offset[dim] + tensor.shape[dim]])
+    present = {name: kind for name, kind in kinds.items() if name in axes and axes[name][1] > 1}
+    piece = Piece(
+        tuple(sizes),
+        tuple(compress_indices(each) for each in index),
+        {name: kind.dim % max(1, tensor.ndim) for name, kind in present.items() if isinstance(kind, Shard)},
+        {name: kind.reduce for name, kind in present.items() if isinstance(kind, Partial)},
+        tuple(name for name, kind in present.items() if isinstance(kind, Replicate)),
+    )
+    return tensor, piece
+
+
+def _selected(
+    indices: np.ndarray[Any, np.dtype[np.int64]], kind: Shard, rank: int, size: int
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return those of the indices that rank `rank` of `size` has."""
+    if kind.order == "interleaved":
+        return indices[rank::size]
+    if kind.order == "chunks":
+        return np.split(indices, size)[rank]
+    parts = np.array_split(indices, 2 * size)
+    return np.concatenate([parts[rank], parts[2 * size - 1 - rank]])
+
+
+def box_of_dtensor(tensor: DTensor) -> Box:
+    """Return the box of this rank's part of a DTensor, and what the axes of its mesh do, by their names."""
+    (chunk,) = tensor.__create_chunk_list__()  # what torch's own checkpoints ask, also of rows that are strided
+    kinds: dict[str, Kind] = {}
+    for name, placed in zip(names_of_mesh(tensor.device_mesh), tensor.placements, strict=True):
+        if placed.is_partial():
+            kinds[name] = Partial("mean" if getattr(placed, "reduce_op", "sum") == "avg" else "sum")
+        elif placed.is_replicate():
+            kinds[name] = Replicate()
+        else:
+            kinds[name] = Shard(placed.dim)  # type: ignore[attr-defined]
+    return Box(tuple(chunk.offsets), tuple(tensor.shape), kinds)
+
+
+def names_of_mesh(mesh: Any) -> tuple[str, ...]:
+    """Return the names of a device mesh's dimensions; those without a name are mesh0, mesh1, …"""
+    return tuple(mesh.mesh_dim_names or (f"mesh{dim}" for dim in range(mesh.ndim)))
+
+
+def coordinates_of_mesh(mesh: Any) -> dict[str, tuple[int, int]]:
+    """Return this rank's place on a device mesh, by the names of its dimensions."""
+    coordinates = mesh.get_coordinate()
+    return {name: (coordinates[dim], mesh.size(dim)) for dim, name in enumerate(names_of_mesh(mesh))}

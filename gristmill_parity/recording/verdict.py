@@ -1,0 +1,68 @@
+"""Verdict: the first tensor of a run that is wrong, in two to five sentences."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal[
+    "none", "not summed", "factor", "missing term", "zero", "shifted", "other order", "transposed", "stale",
+    "computed again", "copies differ", "noise", "other",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a wrong tensor looks like beside the right one."""
+
+    kind: Kind
+    sentence: str
+    axes: tuple[str, ...] = ()
+    """The axes that it points to, the likeliest first."""
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `compare` found: nothing, or the first tensor outside its tolerance."""
+
+    pattern: Pattern
+    name: str = ""
+    kind: str = ""
+    """Of the tensor: output, input gradient, own gradient, weight, …"""
+    step: int = 0
+    rank: int = 0
+    """The rank where it is worst."""
+    where: str = ""
+    """The part that is worst."""
+    relative: float = 0.0
+    """2-norm of the difference over that of the tensor."""
+    share: float = 0.0
+    """The difference over its tolerance: of the first outside it, else the largest of all."""
+    compared: int = 0
+    outside: int = 0
+    """Tensors outside their tolerance, of those compared."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def is_clean(self) -> bool:
+        """True if no tensor is outside its tolerance."""
+        return self.pattern.kind == "none"
+
+    @property
+    def tensor(self) -> str:
+        """Name and kind of the tensor."""
+        return f"{self.name} {self.kind}"
+
+    def __str__(self) -> str:
+        if self.is_clean:
+            text = (
+                f"No difference: {self.compared:,} tensors are those of the reference, up to rounding; the largest "
+                f"difference is {self.share:.0%} of its tolerance."
+            )
+            return " ".join([text, *self.notes])
+        lines = [
+            f"The first wrong tensor is {self.tensor} in step {self.step}: it differs by {self.relative:.1e} of its "
+            f"norm, {self.share:,.3g} times what rounding explains.",
+            f"It is worst on rank {self.rank}, {self.where}." if self.where else f"It is worst on rank {self.rank}.",
+            self.pattern.sentence,
+        ]
+        return "\n".join([*lines, *self.notes])

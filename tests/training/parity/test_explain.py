@@ -1,0 +1,51 @@
+"""Planted faults are located: the certificate's explanation names the tensor, the pattern and the axis."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gristmill_parity.explain import Explainer, explain_rows, why_not
+from gristmill_parity.feature_cases import feature_case
+from gristmill_parity.recorded_case import record_case
+from gristmill_parity.recording.perturb import Perturb
+from tests.training.parity import test_certificate as certificate
+from tests.training.parity.test_certificate import case
+from tests.training.planted_faults import Fault
+from training.distributed.rank_pool import RankPool
+from training.experimental.parallel_config import ParallelConfig
+
+TP = case("llama", tp=2)
+
+
+def record_with_fault(fault: Fault, chosen: object, folder: Path, perturb: Perturb | None = None) -> None:
+    """What a rank does: run the case with the fault, recorded."""
+    with pytest.MonkeyPatch.context() as patch:
+        fault(patch)
+        record_case(chosen, folder, perturb)  # type: ignore[arg-type]
+
+
+def test_a_fault_is_named_and_a_right_layout_is_not(rank_pool: RankPool) -> None:
+    explainer = Explainer(rank_pool)
+    assert explainer.explain(TP).startswith("No difference: ")
+    explainer.job = partial(record_with_fault, certificate.no_sum_of_outputs)
+    text = explainer.explain(TP)
+    assert text.startswith("The first wrong tensor is embed.tokens output in step 1: it differs by ")
+    assert "it was not summed over tp. The all-reduce after the row-parallel product, or the lookup" in text
+    explainer.close()
+
+
+def test_what_cannot_be_located_is_said(rank_pool: RankPool) -> None:
+    def failing(*_: object) -> None:
+        raise AssertionError("never called")
+
+    explainer = Explainer(rank_pool, failing)
+    local = feature_case("llama", ParallelConfig(dp=2, local_steps=2), optimizer="adamw")
+    assert explainer.explain(local).startswith("Not located: replicas have weights or sums of their own")
+    assert "call no hooks" in why_not(feature_case("llama", ParallelConfig(), compiled=True))
+    explainer.close()
+
+
+def test_rows_are_explained_in_their_own_ranks() -> None:
+    ((chosen, text),) = explain_rows([case("llama", dp=2)], "cpu")
+    assert str(chosen).startswith("llama dp2") and text.startswith("No difference: ")

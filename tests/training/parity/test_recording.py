@@ -1,0 +1,379 @@
+"""Recordings of a model's tensors: pieces make the whole tensor, and a wrong piece is named with what is wrong with it.
+
+Ranks are played one after the other in this process: each records what it would have.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import gristmill_parity.recording
+from gristmill_parity.recording import Box, Partial, RecordingError, Replicate, Shard, Verdict, compare, record
+from gristmill_parity.recording.files import Key, Recording, Writer
+from gristmill_parity.recording.perturb import reference_runs
+from gristmill_parity.recording.placement import compress_indices, expand_runs, piece_of
+from gristmill_parity.recording.sketch import hash_of, sketch_of
+
+SEQUENCES, TOKENS, WIDTH = 4, 6, 8
+Change = Callable[[int, str, Tensor], Tensor]
+"""What a rank makes of a tensor, by its name and kind."""
+
+
+class Small(nn.Module):
+    """An embedding, a linear layer on the residual stream and a head."""
+
+    def __init__(self, seed: int = 0, vocabulary: int = 13) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(vocabulary, WIDTH)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, vocabulary, bias=False)
+        self.double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        return self.head(x + torch.tanh(self.linear(x)))
+
+
+def batch(step: int) -> Tensor:
+    return torch.randint(13, (SEQUENCES, TOKENS), generator=torch.Generator().manual_seed(step))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int = 0) -> None:
+    for step in range(first, first + 2):
+        optimizer.zero_grad()
+        model(batch(step)).square().sum().backward()
+        optimizer.step()
+
+
+def record_reference(folder: Path, seed: int = 0, first: int = 0, precision: str = "fp64") -> Path:
+    for run in reference_runs(folder, precision, 2):  # type: ignore[arg-type]
+        model = Small(seed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with record(model, run.folder, optimizer=optimizer, perturb=run.perturb):
+            train(model, optimizer, first)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record_reference(tmp_path_factory.mktemp("reference"))
+
+
+def share_of_first(values: Tensor) -> Tensor:
+    """The share that rank 0's term has of each element of a gradient."""
+    return torch.rand(values.shape, generator=torch.Generator().manual_seed(7), dtype=values.dtype)
+
+
+def cut(folder: Path, reference: Path, change: Change, ranks: int = 2, terms: bool = True) -> Path:
+    """Write the recording of ranks that have the reference's tensors in pieces, with what `change` makes of them."""
+    whole = Recording(reference / "base")
+    for rank in range(ranks):
+        axes = {"dp": (rank, ranks)}
+        with Writer(folder, rank, ranks, axes) as writer:
+            for key, held in whole.tensors.items():
+                values = torch.from_numpy(np.asarray(held[0].values()))
+                is_batch = key.kind.startswith(("input", "output")) and values.ndim > 1
+                if is_batch:
+                    own = values.chunk(ranks)[rank]
+                    place: dict[str, Shard | Partial | Replicate] = {"dp": Shard(0)}
+                elif key.kind == "own gradient" and terms:
+                    own = values * (share_of_first(values) if rank == 0 else 1 - share_of_first(values))
+                    place = {"dp": Partial()}
+                else:
+                    own = values
+                    place = {"dp": Replicate()}
+                own, piece = piece_of(change(rank, f"{key}|{key.step}", own), place, axes)
+                writer.write(Key(key.step, key.name, key.kind), 0, own, piece, True)
+    return folder
+
+
+def test_pieces_of_a_right_run_are_the_reference(tmp_path: Path, reference: Path) -> None:
+    verdict = compare(reference, cut(tmp_path, reference, lambda _rank, _key, value: value))
+    assert verdict.is_clean and verdict.compared > 40
+    assert str(verdict).startswith("No difference: ")
+
+
+def doubled(key: str) -> Change:
+    return lambda _rank, own, value: 2 * value if own == key else value
+
+
+def own_only(key: str, share: float) -> Change:
+    """Each rank has its own term where all are to have the sum."""
+
+    def change(rank: int, own: str, value: Tensor) -> Tensor:
+        return value * (share if rank == 0 else 1 - share) if own == key else value
+
+    return change
+
+
+def on_rank(rank: int, key: str, changed: Callable[[Tensor], Tensor]) -> Change:
+    return lambda own_rank, own, value: changed(value) if (own_rank, own) == (rank, key) else value
+
+
+@pytest.mark.parametrize(
+    ("change", "tensor", "kind", "words"),
+    [
+        (doubled("linear.weight gradient|1"), "linear.weight gradient", "factor", "It is 2 times what is right"),
+        (own_only("linear.weight gradient|2", 0.5), "linear.weight gradient", "factor", "1/2 times what is right"),
+        (
+            lambda rank, own, value: value * (share_of_first(value) if rank == 0 else 1 - share_of_first(value))
+            if own == "linear.bias gradient|1" else value,
+            "linear.bias gradient", "not summed", "not summed over dp",
+        ),
+        (
+            lambda _rank, own, value: value * (1 - share_of_first(value)) if own == "head.weight gradient|1" else value,
+            "head.weight gradient", "missing term", "The term of dp 0 of 2 is missing",
+        ),
+        (
+            lambda _rank, own, value: value.T.contiguous() if own == "linear.weight gradient|1" else value,
+            "linear.weight gradient", "transposed", "Dimensions 0 and 1 are exchanged",
+        ),
+        (
+            on_rank(1, "linear output|1", lambda value: value.roll(1, 1)),
+            "linear output", "shifted", "Along dimension 1 it has the values that belong 1 earlier",
+        ),
+        (
+            on_rank(1, "embed output|1", torch.zeros_like),
+            "embed output", "zero", "Its values are zeros",
+        ),
+        (
+            on_rank(1, "head input|1", lambda value: value + torch.randn(value.shape, dtype=value.dtype)),
+            "head input", "other", "The values are others",
+        ),
+        (
+            lambda _rank, own, value: value.float().double() if own == "linear output|1" else value,
+            "linear output", "noise", "rounding in a lower precision",
+        ),
+        (
+            lambda _rank, own, value: value * torch.nan if own == "linear output|1" else value,
+            "linear output", "other", "not finite",
+        ),
+    ],
+)  # fmt: skip
+def test_the_first_wrong_tensor_and_its_pattern_are_named(
+    tmp_path: Path, reference: Path, change: Change, tensor: str, kind: str, words: str
+) -> None:
+    verdict = compare(reference, cut(tmp_path, reference, change))
+    assert (verdict.tensor, verdict.pattern.kind) == (tensor, kind), str(verdict)
+    assert words in str(verdict) and verdict.pattern.axes[0] == "dp"
+    assert 2 <= str(verdict).count(". ") + str(verdict).count(".\n") + 1 <= 6
+
+
+def test_weights_that_were_not_updated_are_stale(tmp_path: Path, reference: Path) -> None:
+    whole = Recording(reference / "base")
+    before = torch.from_numpy(whole.tensors[Key(1, "linear.weight", "used weight")][0].values())
+
+    def change(rank: int, own: str, value: Tensor) -> Tensor:
+        return torch.cat([before[:4], value[4:]]) if own == "linear.weight used weight|2" and rank == 1 else value
+
+    verdict = compare(reference, cut(tmp_path, reference, change))
+    assert (verdict.tensor, verdict.step, verdict.rank) == ("linear.weight used weight", 2, 1)
+    assert verdict.pattern.kind == "stale" and "dimension 0 at 0 to 3" in verdict.where
+
+
+def test_the_wrong_rank_and_its_slice_are_named(tmp_path: Path, reference: Path) -> None:
+    def change(value: Tensor) -> Tensor:
+        value = value.clone()
+        value[1, 2:4] += 1
+        return value
+
+    verdict = compare(reference, cut(tmp_path, reference, on_rank(1, "linear output|1", change)))
+    assert verdict.rank == 1
+    assert verdict.where == "in dimension 0 at 3, dimension 1 at 2 to 3, of shape [4, 6, 8] (its dp 1 of 2)"
+
+
+def test_a_16_bit_run_is_within_its_tolerance_and_a_fault_in_it_is_not(tmp_path: Path) -> None:
+    reference = record_reference(tmp_path / "reference", precision="bf16")
+
+    def rounded(_rank: int, own: str, value: Tensor) -> Tensor:
+        is_weight = own.split(" ")[-1].startswith("weight|") and " used" not in own
+        return value if is_weight or not value.is_floating_point() else value.bfloat16()
+
+    assert compare(reference, cut(tmp_path / "right", reference, rounded)).is_clean
+
+    def wrong(rank: int, own: str, value: Tensor) -> Tensor:
+        return rounded(rank, own, value * 2 if own == "head.weight gradient|1" else value)
+
+    verdict = compare(reference, cut(tmp_path / "wrong", reference, wrong))
+    assert (verdict.tensor, verdict.pattern.kind) == ("head.weight gradient", "factor")
+
+
+def test_a_tensor_that_is_computed_again_otherwise_is_named(tmp_path: Path, reference: Path) -> None:
+    class Forgetful(Small):
+        calls = 0
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+
+            def inner(x: Tensor) -> Tensor:
+                self.calls += 1
+                return self.linear(x if self.calls % 2 else 1.001 * x)
+
+            return self.head(x + torch.tanh(checkpoint(inner, x, use_reentrant=False)))
+
+    model = Forgetful()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with record(model, tmp_path, optimizer=optimizer):
+        train(model, optimizer)
+    verdict = compare(reference, tmp_path)
+    assert verdict.pattern.kind == "computed again" and verdict.name == "linear", str(verdict)
+
+
+def test_sketches_alone_find_the_tensor_and_say_what_to_keep(tmp_path: Path) -> None:
+    for run in reference_runs(tmp_path / "reference", "fp64", 2):
+        model = Small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with record(model, run.folder, optimizer=optimizer, perturb=run.perturb, keep="nothing"):
+            train(model, optimizer)
+
+    def run_of(folder: str, keep: object) -> Verdict:
+        model = Small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model.head.weight.register_hook(lambda grad: grad * 3)
+        with record(model, tmp_path / folder, optimizer=optimizer, keep=keep):  # type: ignore[arg-type]
+            train(model, optimizer)
+        return compare(tmp_path / "reference", tmp_path / folder)
+
+    verdict = run_of("sketches", "nothing")
+    assert verdict.name == "head.weight" and 'keep=["head.weight' in str(verdict)
+    sizes = [path.stat().st_size for path in (tmp_path / "sketches").glob("*.values")]
+    assert sizes == [0]
+
+
+# Bad input: one sentence each
+
+
+def test_a_missing_rank_is_named(tmp_path: Path, reference: Path) -> None:
+    cut(tmp_path, reference, lambda _rank, _key, value: value)
+    (tmp_path / "rank-00001.json").unlink()
+    with pytest.raises(RecordingError, match="has no recording of rank 1 of 2; a recording is complete when"):
+        compare(reference, tmp_path)
+    (tmp_path / "rank-00000.json").write_text("{")
+    with pytest.raises(RecordingError, match=r"rank-00000.json is damaged .* record this rank again"):
+        compare(reference, tmp_path)
+    with pytest.raises(RecordingError, match=r"has no recording; expected files rank-00000.json"):
+        compare(reference, tmp_path / "nowhere")
+
+
+def test_a_name_of_one_side_is_shown_with_the_nearest(tmp_path: Path, reference: Path) -> None:
+    model = Small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with record(model, tmp_path, optimizer=optimizer, rename=lambda name: name.replace("linear", "linear_1")):
+        train(model, optimizer)
+    with pytest.raises(RecordingError, match=r"has a parameter linear_1.bias .* the nearest name there is linear.bias"):
+        compare(reference, tmp_path)
+
+
+def test_pieces_that_do_not_cover_a_tensor_are_refused(tmp_path: Path, reference: Path) -> None:
+    def shorter(_rank: int, own: str, value: Tensor) -> Tensor:
+        return value[:1] if own == "linear output|1" else value
+
+    with pytest.raises(RecordingError, match=r"linear output in .* make a tensor of \[2, 6, 8\], .* has \[4, 6, 8\]"):
+        compare(reference, cut(tmp_path, reference, shorter))
+
+
+def test_boxes_that_leave_something_out_are_refused(tmp_path: Path, reference: Path) -> None:
+    cut(tmp_path, reference, lambda _rank, _key, value: value)
+    for rank in range(2):
+        axes = {"dp": (rank, 2)}
+        with Writer(tmp_path, rank, 2, axes) as writer:
+            values, piece = piece_of(torch.zeros(3, 8), Box((4 * rank, 0), (8, 8), {"dp": Shard(0)}), axes)
+            writer.write(Key(0, "linear.weight", "initial weight"), 0, values, piece, True)
+            for name in ("embed.weight", "linear.bias", "head.weight"):
+                values, piece = piece_of(torch.zeros(3), {"dp": Replicate()}, axes)
+                writer.write(Key(9, name, "weight"), 0, values, piece, True)
+    with pytest.raises(RecordingError, match=r"pieces of linear.weight initial weight in .* cover 48 of 64 elements"):
+        compare(reference, tmp_path)
+
+
+def test_other_weights_and_other_data_are_refused(tmp_path: Path, reference: Path) -> None:
+    other = record_reference(tmp_path / "weights", seed=1)
+    with pytest.raises(RecordingError, match=r"starts from other weights .* 4 of 4 parameters differ, .* load the"):
+        compare(reference, other / "base")
+    other = record_reference(tmp_path / "data", first=5)
+    with pytest.raises(RecordingError, match=r"had other data .* give both sides the same batch"):
+        compare(reference, other / "base")
+
+
+def test_a_reference_without_perturbed_runs_is_refused(tmp_path: Path, reference: Path) -> None:
+    with pytest.raises(RecordingError, match="has no perturbed run of the reference"):
+        compare(reference / "base", reference / "base")
+    with pytest.raises(ValueError, match="precision is 'bf8'; expected one of fp64, fp32, bf16, fp16"):
+        next(reference_runs(tmp_path, "bf8"))  # type: ignore[arg-type]
+
+
+def test_a_placement_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    model = Small()
+    with (
+        pytest.raises(RecordingError, match=r"head.weight initial weight has shape \(13, 8\) on rank 0"),
+        record(model, tmp_path, axes={"tp": (0, 2)}, placements={"head.weight *": {"tp": Shard(7)}}, ranks=2, rank=0),
+    ):
+        pass
+
+
+# Pieces and sketches
+
+
+def test_runs_of_indices_are_compact_and_exact() -> None:
+    for indices in ([], [3], [0, 1, 2], [1, 3, 5], [0, 1, 6, 7], [2, 5, 6, 9], [0, 2, 3]):
+        runs = compress_indices(np.array(indices, dtype=np.int64))
+        assert expand_runs(runs).tolist() == indices
+    assert compress_indices(np.arange(1, 100, 4)) == ((1, 98, 4),)
+
+
+@pytest.mark.parametrize("order", ["chunks", "interleaved", "zigzag"])
+def test_a_tensors_sketch_is_the_sum_of_its_pieces(order: str) -> None:
+    whole = torch.randn(8, 12, 5, dtype=torch.float64)
+    kind = Shard(1, order)  # type: ignore[arg-type]
+    total = np.zeros(16)
+    seen = torch.zeros(8, 12, 5)
+    for rank in range(3):
+        for outer in range(2):
+            axes = {"a": (rank, 3), "b": (outer, 2)}
+            rows = [torch.arange(12).chunk(6)[chunk] for chunk in (rank, 5 - rank)]
+            own = {
+                "chunks": torch.arange(12).chunk(3)[rank],
+                "interleaved": torch.arange(12)[rank::3],
+                "zigzag": torch.cat(rows),
+            }[order]
+            part = whole[4 * outer : 4 * outer + 4][:, own]
+            values, piece = piece_of(part, {"b": Shard(0), "a": kind}, axes)
+            assert piece.shape == (8, 12, 5) and piece.indices()[1].tolist() == own.tolist()
+            seen[np.ix_(*piece.indices())] += 1
+            total += sketch_of(values, piece.indices(), piece.shape)
+    assert bool((seen == 1).all())
+    expected = sketch_of(whole, [np.arange(n) for n in whole.shape], whole.shape)
+    np.testing.assert_allclose(total, expected, rtol=1e-10)
+    other = whole.clone()
+    other[3, 4, 2] += 0.5
+    off = sketch_of(other, [np.arange(n) for n in whole.shape], whole.shape) - expected
+    assert 0.1 < np.linalg.norm(off) / 4 < 2.0
+
+
+def test_a_hash_is_of_bits_and_places() -> None:
+    x = torch.randn(50, dtype=torch.float32)
+    assert hash_of(x) == hash_of(x.clone()) != hash_of(x.flip(0))
+    assert hash_of(x) != hash_of(torch.nextafter(x, x + 1))
+    assert hash_of(x.bfloat16()) == hash_of(x.bfloat16().clone())
+
+
+def test_the_library_imports_torch_and_numpy_alone() -> None:
+    code = (
+        "import sys; import torch, numpy; before = set(sys.modules); import gristmill_parity.recording; "
+        "print({name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = ast.literal_eval(done.stdout)
+    of_torch = {"torch", "sympy", "mpmath", "typing_extensions"}
+    standard = set(sys.stdlib_module_names) | {"numpy", "gristmill_parity"} | of_torch
+    assert loaded - standard <= set(), loaded - standard
+    assert gristmill_parity.recording.__all__
