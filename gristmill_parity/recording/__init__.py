@@ -16,6 +16,7 @@ Read in this order:
     files.py        a rank's recording on disk, and the recordings of all ranks
     assemble.py     pieces put together, and compared with the reference's tensor
     compare.py      compare(): tensors in order of computation, the first outside its tolerance
+    evidence.py     a wrong tensor and what is expected of it, as patterns look at them
     patterns.py     what the difference looks like: a factor, a missing term, shifted, transposed, stale, noise
     verdict.py      what was found, in two to five sentences
 

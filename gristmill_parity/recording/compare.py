@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from gristmill_parity.recording.assemble import Array, Copy, check_cover, copies_of, put, take, views_of, whole
+from gristmill_parity.recording.evidence import Evidence
 from gristmill_parity.recording.files import Key, Recording, RecordingError
-from gristmill_parity.recording.patterns import Evidence, find_pattern
+from gristmill_parity.recording.patterns import find_pattern
 from gristmill_parity.recording.perturb import BASE, EPSILON, PERTURBED
 from gristmill_parity.recording.recorder import MODEL, PARAMETERS
 from gristmill_parity.recording.verdict import Pattern, Verdict

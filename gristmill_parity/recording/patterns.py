@@ -1,89 +1,20 @@
 """Patterns: what a wrong tensor looks like beside the right one, and what in a layout does such a thing."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gristmill_parity.recording.assemble import Array, Copy, coordinate, mean_divisor, put, subsets, take, whole
-from gristmill_parity.recording.files import Held, Key, Recording
+from gristmill_parity.recording.assemble import Array, Copy, coordinate, mean_divisor, put, subsets, take
+from gristmill_parity.recording.evidence import EXPLAINED, Evidence, likely_axes
+from gristmill_parity.recording.files import Held, Key
 from gristmill_parity.recording.recorder import MICRO_BATCH
 from gristmill_parity.recording.verdict import Pattern
 
-_EXPLAINED = 0.05
-"""Of a difference, what a pattern may leave of it."""
 _LOW_PRECISION = 2.0**-7
 """Of a tensor, what rounding to 16 bits changes."""
 _LONGEST = 2048
 """Slices along a dimension that are matched with each other."""
-
-
-@dataclass
-class Evidence:
-    """A wrong tensor: what is expected, and the copies of its boxes; `worst` is off most."""
-
-    recording: Recording
-    key: Key
-    expected: Array
-    copies: Sequence[Copy]
-    worst: Copy
-    tolerance: float
-    reference: Callable[[Key], Array | None]
-
-    def __post_init__(self) -> None:
-        own = [copy for copy in self.copies if copy.coordinates == self.worst.coordinates]
-        self.values = whole(own, self.expected.shape, self.expected)
-        put(self.values, self.worst.index, self.worst.values())
-        self.off = float(np.linalg.norm(self.values - self.expected))
-        self.sizes = self.recording.axis_sizes
-        piece = self.worst.held[0].entry.piece
-        self.shards = piece.shards
-        self.replicated = piece.replicated
-        self.partial = tuple(piece.partial)
-
-    def explains(self, other: Array) -> bool:
-        """True if the tensor is `other`, up to rounding."""
-        return self._left(self.values, other) <= max(_EXPLAINED * self.off, min(self.tolerance, 0.4 * self.off))
-
-    def box_explains(self, other: Array, copy: Copy) -> bool:
-        """True if the values of a copy are `other`, a box, up to rounding, and not what is expected."""
-        values = copy.values()
-        off = float(np.linalg.norm(values - take(self.expected, copy.index)))
-        share = self.tolerance * (values.size / max(1, self.expected.size)) ** 0.5
-        return off > 0 and self._left(values, other) <= max(_EXPLAINED * off, min(share, 0.4 * off))
-
-    @staticmethod
-    def _left(values: Array, other: Array) -> float:
-        if values.shape != other.shape:
-            return float("inf")
-        left = float(np.linalg.norm(values - other))
-        return float("inf") if np.isnan(left) else left
-
-    def wrong_slices(self, dim: int) -> Array:
-        """Return the indices along a dimension whose slices are off."""
-        off = np.moveaxis(self.values - self.expected, dim, 0).reshape(self.expected.shape[dim], -1)
-        norms = np.linalg.norm(off, axis=1)
-        return np.flatnonzero(norms > max(0.05 * norms.max(), self.tolerance / max(1, len(norms)) ** 0.5))
-
-    def where(self) -> str:
-        """Describe the part of the tensor that is off: of each dimension the indices, if not all."""
-        if not self.expected.ndim or not self.expected.size:
-            return ""
-        parts = list[str]()
-        for dim, size in enumerate(self.expected.shape):
-            wrong = self.wrong_slices(dim)
-            if 0 < len(wrong) < size:
-                is_one = len(wrong) == wrong[-1] - wrong[0] + 1
-                indices = f"{wrong[0]}" if len(wrong) == 1 else f"{wrong[0]} to {wrong[-1]}"
-                parts.append(f"dimension {dim} at {indices}" + ("" if is_one else f" ({len(wrong)} of {size})"))
-        own = [
-            f"its {axis} {self.worst.held[0].rank.axes[axis][0]} of {self.sizes[axis]}"
-            for axis in self.shards
-            if axis in self.sizes and self.sizes[axis] > 1
-        ]
-        described = ", ".join(parts) or "everywhere"
-        return f"in {described}, of shape {list(self.expected.shape)}" + (f" ({', '.join(own)})" if own else "")
 
 
 def find_pattern(evidence: Evidence) -> Pattern:
@@ -113,7 +44,7 @@ def _nan(evidence: Evidence) -> Pattern | None:
     if not count:
         return None
     sentence = f"{count:,} of its values are not finite: an overflow, or memory that was never written."
-    return Pattern("other", sentence, _likely_axes(evidence))
+    return Pattern("other", sentence, likely_axes(evidence))
 
 
 def _zero(evidence: Evidence) -> Pattern | None:
@@ -121,7 +52,7 @@ def _zero(evidence: Evidence) -> Pattern | None:
     values = evidence.worst.values()
     if values.any() or not take(evidence.expected, evidence.worst.index).any():
         return None
-    axes = _likely_axes(evidence)
+    axes = likely_axes(evidence)
     return Pattern("zero", "Its values are zeros: this rank's part was never computed, received or written.", axes)
 
 
@@ -158,10 +89,10 @@ def _stale(evidence: Evidence) -> Pattern | None:
                 "It is what it was a step before: updates were not published or gathered, or are used before they "
                 "arrive."
             )
-            return Pattern("stale", sentence, _likely_axes(evidence))
+            return Pattern("stale", sentence, likely_axes(evidence))
         if key.kind.endswith("gradient") and evidence.explains(values + evidence.expected):
             sentence = "It has the gradient of the step before in it: gradients were not set to zero."
-            return Pattern("stale", sentence, _likely_axes(evidence))
+            return Pattern("stale", sentence, likely_axes(evidence))
     return None
 
 
@@ -191,7 +122,7 @@ def _not_summed(evidence: Evidence) -> Pattern | None:
             for copy, values, count in sums:
                 put(total, copy.index, values / count if divides else values)
             left = float(np.linalg.norm(total - evidence.expected))
-            if left <= max(_EXPLAINED * evidence.off, min(evidence.tolerance, 0.4 * evidence.off)):
+            if left <= max(EXPLAINED * evidence.off, min(evidence.tolerance, 0.4 * evidence.off)):
                 named = " and ".join(axes)
                 sentence = (
                     f"Each rank along {named} has a term of its own, and their {word} is right: it was not {wrong} "
@@ -345,12 +276,12 @@ def _transposed(evidence: Evidence) -> Pattern | None:
                 f"Dimensions {first} and {second} are exchanged: a matrix is used as it lies in memory, and not its "
                 "transpose."
             )
-            return Pattern("transposed", sentence, _likely_axes(evidence))
+            return Pattern("transposed", sentence, likely_axes(evidence))
     box = take(expected, evidence.worst.index)
     if box.ndim >= 2 and box.shape[-1] == box.shape[-2] > 1:
         other = box.swapaxes(-1, -2)
         if evidence.box_explains(other, evidence.worst):
-            return Pattern("transposed", "This rank's block is transposed.", _likely_axes(evidence))
+            return Pattern("transposed", "This rank's block is transposed.", likely_axes(evidence))
     return None
 
 
@@ -377,7 +308,7 @@ def _shifted(evidence: Evidence) -> Pattern | None:
         shifts = Counter(((matched[known] - wrong[known]) % size).tolist())
         shift, count = shifts.most_common(1)[0]
         shift = shift if shift <= size // 2 else shift - size
-        axes = tuple(axis for axis, of_axis in evidence.shards.items() if of_axis == dim) or _likely_axes(evidence)
+        axes = tuple(axis for axis, of_axis in evidence.shards.items() if of_axis == dim) or likely_axes(evidence)
         if count > 0.5 * len(wrong) and shift:
             return _describe_shift(evidence, dim, shift, axes)
         if known.mean() > 0.8:
@@ -465,35 +396,14 @@ def _noise(evidence: Evidence) -> Pattern | None:
         "The difference has no pattern and is small: rounding in a lower precision than the run's, a sum in another "
         "order of magnitude, or an approximate kernel."
     )
-    return Pattern("noise", sentence, _likely_axes(evidence))
+    return Pattern("noise", sentence, likely_axes(evidence))
 
 
 def _other(evidence: Evidence) -> Pattern:
-    axes = _likely_axes(evidence)
+    axes = likely_axes(evidence)
     named = f" Here the ranks along {' and '.join(axes)} do that." if axes else ""
     sentence = (
         "The values are others, not scaled or moved ones: what enters this module is right, so look within it, at what "
         f"depends on a rank's own part: masks, positions, random numbers, statistics, the choice of experts.{named}"
     )
     return Pattern("other", sentence, axes)
-
-
-def _likely_axes(evidence: Evidence) -> tuple[str, ...]:
-    """Return the axes of several ranks that may have done it, the likeliest first.
-
-    Those along which one rank's part is wrong and another's is not; then those along which ranks differ at all.
-    """
-    scores = dict[str, float]()
-    off = dict[tuple[object, ...], float]()
-    for copy in evidence.copies:
-        expected = take(evidence.expected, copy.index)
-        norm = float(np.linalg.norm(copy.values() - expected))
-        for axis in (*evidence.shards, *evidence.replicated):
-            off[axis, coordinate(copy.held[0], axis)] = off.get((axis, coordinate(copy.held[0], axis)), 0.0) + norm
-    for axis in (*evidence.shards, *evidence.replicated, *evidence.partial):
-        values = [norm for (name, _), norm in off.items() if name == axis]
-        scores[axis] = max(values) / (min(values) + 1e-300) if values else 1.0
-    several = [axis for axis in scores if evidence.sizes.get(axis, 1) > 1]
-    others = [axis for axis, size in evidence.sizes.items() if size > 1 and axis not in several]
-    several.sort(key=lambda axis: -min(scores[axis], 1e6))
-    return (*several, *others)

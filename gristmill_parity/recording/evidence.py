@@ -1,0 +1,100 @@
+"""Evidence: a wrong tensor and what is expected of it, as patterns look at them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gristmill_parity.recording.assemble import Array, Copy, coordinate, put, take, whole
+from gristmill_parity.recording.files import Key, Recording
+
+EXPLAINED = 0.05
+"""Of a difference, what a pattern may leave of it."""
+
+
+@dataclass
+class Evidence:
+    """A wrong tensor: what is expected, and the copies of its boxes; `worst` is off most."""
+
+    recording: Recording
+    key: Key
+    expected: Array
+    copies: Sequence[Copy]
+    worst: Copy
+    tolerance: float
+    reference: Callable[[Key], Array | None]
+
+    def __post_init__(self) -> None:
+        own = [copy for copy in self.copies if copy.coordinates == self.worst.coordinates]
+        self.values = whole(own, self.expected.shape, self.expected)
+        put(self.values, self.worst.index, self.worst.values())
+        self.off = float(np.linalg.norm(self.values - self.expected))
+        self.sizes = self.recording.axis_sizes
+        piece = self.worst.held[0].entry.piece
+        self.shards = piece.shards
+        self.replicated = piece.replicated
+        self.partial = tuple(piece.partial)
+
+    def explains(self, other: Array) -> bool:
+        """True if the tensor is `other`, up to rounding."""
+        return self._left(self.values, other) <= max(EXPLAINED * self.off, min(self.tolerance, 0.4 * self.off))
+
+    def box_explains(self, other: Array, copy: Copy) -> bool:
+        """True if the values of a copy are `other`, a box, up to rounding, and not what is expected."""
+        values = copy.values()
+        off = float(np.linalg.norm(values - take(self.expected, copy.index)))
+        share = self.tolerance * (values.size / max(1, self.expected.size)) ** 0.5
+        return off > 0 and self._left(values, other) <= max(EXPLAINED * off, min(share, 0.4 * off))
+
+    @staticmethod
+    def _left(values: Array, other: Array) -> float:
+        if values.shape != other.shape:
+            return float("inf")
+        left = float(np.linalg.norm(values - other))
+        return float("inf") if np.isnan(left) else left
+
+    def wrong_slices(self, dim: int) -> Array:
+        """Return the indices along a dimension whose slices are off."""
+        off = np.moveaxis(self.values - self.expected, dim, 0).reshape(self.expected.shape[dim], -1)
+        norms = np.linalg.norm(off, axis=1)
+        return np.flatnonzero(norms > max(0.05 * norms.max(), self.tolerance / max(1, len(norms)) ** 0.5))
+
+    def where(self) -> str:
+        """Describe the part of the tensor that is off: of each dimension the indices, if not all."""
+        if not self.expected.ndim or not self.expected.size:
+            return ""
+        parts = list[str]()
+        for dim, size in enumerate(self.expected.shape):
+            wrong = self.wrong_slices(dim)
+            if 0 < len(wrong) < size:
+                is_one = len(wrong) == wrong[-1] - wrong[0] + 1
+                indices = f"{wrong[0]}" if len(wrong) == 1 else f"{wrong[0]} to {wrong[-1]}"
+                parts.append(f"dimension {dim} at {indices}" + ("" if is_one else f" ({len(wrong)} of {size})"))
+        own = [
+            f"its {axis} {self.worst.held[0].rank.axes[axis][0]} of {self.sizes[axis]}"
+            for axis in self.shards
+            if axis in self.sizes and self.sizes[axis] > 1
+        ]
+        described = ", ".join(parts) or "everywhere"
+        return f"in {described}, of shape {list(self.expected.shape)}" + (f" ({', '.join(own)})" if own else "")
+
+
+def likely_axes(evidence: Evidence) -> tuple[str, ...]:
+    """Return the axes of several ranks that may have done it, the likeliest first.
+
+    Those along which one rank's part is wrong and another's is not; then those along which ranks differ at all.
+    """
+    scores = dict[str, float]()
+    off = dict[tuple[object, ...], float]()
+    for copy in evidence.copies:
+        expected = take(evidence.expected, copy.index)
+        norm = float(np.linalg.norm(copy.values() - expected))
+        for axis in (*evidence.shards, *evidence.replicated):
+            off[axis, coordinate(copy.held[0], axis)] = off.get((axis, coordinate(copy.held[0], axis)), 0.0) + norm
+    for axis in (*evidence.shards, *evidence.replicated, *evidence.partial):
+        values = [norm for (name, _), norm in off.items() if name == axis]
+        scores[axis] = max(values) / (min(values) + 1e-300) if values else 1.0
+    several = [axis for axis in scores if evidence.sizes.get(axis, 1) > 1]
+    others = [axis for axis, size in evidence.sizes.items() if size > 1 and axis not in several]
+    several.sort(key=lambda axis: -min(scores[axis], 1e6))
+    return (*several, *others)
