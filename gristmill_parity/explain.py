@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from gristmill_parity.recording.compare import compare
 from gristmill_parity.recording.files import RecordingError
 from gristmill_parity.recording.perturb import reference_runs
 from gristmill_parity.recording.verdict import Verdict
+from gristmill_parity.runs.run_case import RunCase
 from training.distributed.rank_pool import RankError, RankPool
 
 Job = Callable[..., Any]
@@ -39,6 +40,8 @@ class Explainer:
         refusal = why_not(case)
         if refusal:
             return refusal
+        if isinstance(case, RunCase):
+            return self._explain_run(case)
         try:
             verdict = self.verdict(case)
         except RecordingError as error:
@@ -48,6 +51,14 @@ class Explainer:
         if verdict.is_clean and case.reference != "one process":
             return f"{verdict} The layout computes what one process does, which is not what the {case.reference} does."
         return str(verdict)
+
+    def _explain_run(self, case: RunCase) -> str:
+        """Explain the steps of a run's layout; its data, checkpoints and evaluations are not recorded."""
+        steps = Case(**{field.name: getattr(case, field.name) for field in fields(Case)})
+        text = self.explain(steps)
+        if text.startswith("No difference"):
+            text += " The steps are right: look at what the run does besides, at data, checkpoints and evaluations."
+        return text
 
     def close(self) -> None:
         """Remove the recordings."""

@@ -1,6 +1,7 @@
 """Recorded case: a row of the certificate trains once more, with a recorder on this rank's part of the model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from gristmill_parity.cases import Case
 from gristmill_parity.recording.perturb import Perturb
 from gristmill_parity.recording.placement import Box, Kind, Partial, Replicate, Shard
 from gristmill_parity.recording.recorder import ACTIVATIONS, MICRO_BATCH, MODEL, Place, Recorder, record
-from gristmill_parity.worker import _FP16_SCALE, _CaseRun
+from gristmill_parity.worker import CaseRun
 from training.parallel.experiment import experiment_of
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline.pipeline_stages import PassOn, global_name
+from training.plugin import Plugin
 from training.sharding.placement import Placement as Row
 
 STEPS = 3
@@ -26,35 +28,47 @@ def record_case(case: Case, folder: Path, perturb: Perturb | None = None) -> Non
     """Train a case as one of its ranks and record it; every rank of the default process group calls it."""
     scratch = folder / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
-    run = _RecordedRun(replace(case, steps=STEPS), scratch)
+    run = CaseRun(case, scratch)
+    model = run.model
+    places = Places(model)
     try:
-        run.record(folder, perturb)
+        with record(
+            model.parts, folder, axes=places.coordinates, placements=places, keep="all", perturb=perturb,
+            micro_batches=case.layout.micro_batches, loss_scale=run.train_step.stability.scale,
+            leave_out=(PassOn,), rename=places.rename,
+        ) as recorder:  # fmt: skip
+            for name, weight in _held({p.name: p.local for p in model.params}).items():
+                recorder.write(name, "initial weight", weight, step=0)
+            run.plugins.plugins.append(_Recording(recorder, model))
+            for step in range(1, STEPS + 1):
+                try:
+                    run.step(step)
+                except AssertionError:
+                    if not run.train_step.stability.fault:
+                        raise
+                    break  # gradients are not finite: what was recorded shows why
     finally:
         run.close()
 
 
-class _RecordedRun(_CaseRun):
-    """A case's run that records what the placement table places."""
+class _Recording(Plugin):
+    """Joins the trainer's step: the recorder sees complete gradients before an update, and weights after it."""
 
-    def record(self, folder: Path, perturb: Perturb | None) -> None:
-        model = self.model
-        places = Places(model)
-        scale = _FP16_SCALE if self.case.precision == "fp16" else 1.0
-        with record(
-            model.parts, folder, axes=places.coordinates, placements=places, loss_scale=scale, keep="all",
-            micro_batches=self.case.layout.micro_batches, perturb=perturb, rename=places.rename, leave_out=(PassOn,),
-        ) as recorder:  # fmt: skip
-            self._recorder = recorder
-            self._record_initial(recorder)
-            for step in range(self.case.steps):
-                self.forward_backward(step)
-                recorder.after_backward(places.shards({p.name: p.local.grad for p in model.params}))
-                self.update(step)
-                recorder.after_step(places.shards({p.name: p.local for p in model.params}))
+    def __init__(self, recorder: Recorder, model: ParallelModel) -> None:
+        self.recorder = recorder
+        self.model = model
 
-    def _record_initial(self, recorder: Recorder) -> None:
-        for param in self.model.params:
-            recorder.write(param.name, "initial weight", param.local.detach(), step=0)
+    @contextmanager
+    def update(self, loss_scale: float) -> Iterator[None]:
+        gradients = {p.name: p.local.grad for p in self.model.params}
+        self.recorder.after_backward({name: x / loss_scale for name, x in _held(gradients).items()})
+        yield
+        self.recorder.after_step(_held({p.name: p.local for p in self.model.params}))
+
+
+def _held(values: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """Leave out what this rank has nothing of."""
+    return {name: value.detach() for name, value in values.items() if value is not None and value.numel()}
 
 
 @dataclass
@@ -87,11 +101,6 @@ class Places:
     def rename(self, name: str) -> str:
         """Return a parameter's name in the unsplit model."""
         return global_name(self.model.parts[0], name)
-
-    @staticmethod
-    def shards(values: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """Leave out what this rank has nothing of."""
-        return {name: value.detach() for name, value in values.items() if value is not None and value.numel()}
 
     def __call__(self, name: str, kind: str, tensor: Tensor) -> Place:
         base = kind.partition(" (call")[0]

@@ -81,7 +81,7 @@ def run_case(case: Case) -> RankResult:
     if case.compiled:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its pool of compilers would start slowly
     with tempfile.TemporaryDirectory() as folder:
-        run = _CaseRun(case, Path(folder))
+        run = CaseRun(case, Path(folder))
         try:
             return run.result()
         finally:
@@ -102,7 +102,7 @@ class _FirstGradients(Plugin):
         yield
 
 
-class _CaseRun:
+class CaseRun:
     """A rank's model and optimizer in a case, with the trainer's step."""
 
     def __init__(self, case: Case, folder: Path) -> None:

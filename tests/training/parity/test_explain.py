@@ -9,6 +9,7 @@ from gristmill_parity.explain import Explainer, explain_rows, why_not
 from gristmill_parity.feature_cases import feature_case
 from gristmill_parity.recorded_case import record_case
 from gristmill_parity.recording.perturb import Perturb
+from gristmill_parity.runs.run_case import trainer_runs
 from tests.training.parity import test_certificate as certificate
 from tests.training.parity.test_certificate import case
 from tests.training.planted_faults import Fault
@@ -47,5 +48,7 @@ def test_what_cannot_be_located_is_said(rank_pool: RankPool) -> None:
 
 
 def test_rows_are_explained_in_their_own_ranks() -> None:
-    ((chosen, text),) = explain_rows([case("llama", dp=2)], "cpu")
-    assert str(chosen).startswith("llama dp2") and text.startswith("No difference: ")
+    run = next(run for run in trainer_runs(False)[0] if run.processes == 2)
+    texts = [text for _, text in explain_rows([case("llama", dp=2), run], "cpu")]
+    assert texts[0].startswith("No difference: ") and texts[0].endswith("of its tolerance.")
+    assert texts[1].startswith("No difference: ") and texts[1].endswith("data, checkpoints and evaluations.")
