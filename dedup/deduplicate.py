@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.clustering.keep_policy import LAST, BySource, First, Keep, Longest, parse_keep, rank_longest, rank_newest
+from dedup.clustering.keep_policy import LAST, BySource, Candidate, KeepPolicy, parse_keep
 from dedup.clustering.lsh import Bands, band_digests, choose_bands, describe_recall, union_buckets
 from dedup.clustering.similarity import Features, KeptDocuments, Measure, SimilarityCheck, decide_cluster
 from dedup.clustering.union_find import UnionFind
@@ -189,24 +189,20 @@ def _parse_ranker(text: str) -> Ranker:
         policy = parse_keep(f"source:{names}") if equals and column else None
         if not isinstance(policy, BySource):
             raise UsageError(f"keep {text!r}: expected the column and its values in order, such as source:site=a,b")
-        return lambda table, rows: [(policy.rank(value), 0) for value in table.values(column, rows)]
+        return lambda table, rows: [policy.rank(Candidate(value)) for value in table.values(column, rows)]
     keep = parse_keep(text)
     return lambda table, rows: _policy_ranks(keep, table, rows)
 
 
-def _policy_ranks(keep: Keep, table: Table, rows: Indices) -> Ranks:
+def _policy_ranks(keep: KeepPolicy, table: Table, rows: Indices) -> Ranks:
     """Return the ranks of rows (n) under any policy but BySource; the lowest rank is kept."""
-    if isinstance(keep, First):
-        return [(0, 0)] * len(rows)
-    if isinstance(keep, Longest):
-        return [(rank_longest(len(text)), 0) for text in table.texts(rows)]
-    assert not isinstance(keep, BySource)
-    column = keep.field.partition(".")[0]
-    ranks = Ranks()
-    for value in table.values(column, rows):
-        rank = rank_newest(keep.value({column: value}))
-        ranks.append((LAST, 0) if rank is None else rank)
-    return ranks
+    if not keep.reads_documents:
+        return [keep.rank_or_last(Candidate())] * len(rows)
+    values = [None] * len(rows)
+    for column in keep.path[:1]:
+        values = [keep.value({column: value}) for value in table.values(column, rows)]
+    candidates = map(Candidate, repeat(""), table.texts(rows), values)
+    return list(map(keep.rank_or_last, candidates))
 
 
 def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker, keep: str) -> NDArray[np.int64]:

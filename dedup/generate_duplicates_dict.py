@@ -10,7 +10,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 
 from dedup.candidates.input_shards import check_indexes, list_shards_of, list_signature_shards
-from dedup.clustering.keep_policy import BySource, Newest, check_sources, parse_keep
+from dedup.clustering.keep_policy import BySource, check_sources, parse_keep
 from dedup.clustering.similarity import Measure, SimilarityCheck
 from dedup.minhash.matching_form import Unit
 from dedup.removal import steps
@@ -169,10 +169,11 @@ def _print_notes(run: StageRun, settings: RemovalSettings, fetched: Counts, deci
     keep = settings.keep
     missing = fetched.total(WITHOUT_FIELD).documents
     unreadable = fetched.total(UNREADABLE_FIELD).documents
-    if run.ran and isinstance(keep, Newest) and (missing or unreadable):
+    if run.ran and (missing or unreadable):
+        documents = count_of(decided.total(READ).documents, "document")
         lines.append(
-            f"note: {keep.field} is missing in {missing:,} of {count_of(decided.total(READ).documents, 'document')}, "
-            f"and neither a number nor a date in {unreadable:,}; they come last. {'; '.join(fetched.examples)}"
+            f"note: {'.'.join(keep.path)} is missing in {missing:,} of {documents}, and neither a number nor a date in "
+            f"{unreadable:,}; they come last. {'; '.join(fetched.examples)}"
         )
     if run.ran and settings.check:
         confirmed = decided.total(DUPLICATE).documents

@@ -3,7 +3,7 @@
 Documents are ordered by tier, then by rank, then by fine rank, then by key:
 
     tier       INDEXED (in an index built before), ORDINARY, DROPPED (removed by another stage anyway)
-    rank       int64 from the policy: first (0 for all), longest, source:a,b or newest:field
+    rank       int64 from the policy: first (0 for all), longest, source:a,b or newest:field; see KeepPolicy
     fine rank  of newest:field, what float64 rounds off a value; 0 otherwise
     key        the position in the clusters file, which is in key order
 """
@@ -11,13 +11,14 @@ Documents are ordered by tier, then by rank, then by fine rank, then by key:
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational, Real
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -33,29 +34,84 @@ _BILLIONTHS = re.compile(r"[.,]\d{6}(\d{1,9})")  # of a second, after its millio
 CHOICES = "first, longest, source:wikipedia,book (in that order), newest:meta.timestamp (a field of the record)"
 
 
+Rank = tuple[int, int]  # rank and fine rank
+
+
+class Candidate(NamedTuple):
+    """What a policy may look at of a document: its source, and if it reads documents its text and a field's value."""
+
+    source: str = ""
+    text: str = ""
+    value: Any = None
+
+
+class KeepPolicy(ABC):
+    """Says which document of a cluster is kept: that of the lowest rank, and among equals the first by key.
+
+    A policy is a frozen dataclass of its parameters, and a line in parse_keep.
+    """
+
+    name: ClassVar[str]  # on the command line, before the colon
+    reads_documents: ClassVar[bool] = False  # else the source alone is known
+
+    @property
+    def path(self) -> list[str]:
+        """Return the names of the fields on the way to the value that it looks at, the record's own first; or none."""
+        return []
+
+    @abstractmethod
+    def rank(self, candidate: Candidate) -> Rank | None:
+        """Return rank and fine rank of a document (int64); None if it has no value to rank it by, and so comes last."""
+
+    def rank_or_last(self, candidate: Candidate) -> Rank:
+        """Return rank and fine rank of a document, LAST for one without a value."""
+        return self.rank(candidate) or (LAST, 0)
+
+    def value(self, record: dict[str, Any]) -> Any:
+        """Return the value that it looks at in a record; None if there is none."""
+        value: Any = record
+        for name in self.path:
+            value = _decoded(value)
+            value = value.get(name) if isinstance(value, dict) else None
+        return value if self.path else None
+
+
 @dataclass(frozen=True)
-class First:
+class First(KeepPolicy):
     """Keep the first document in key order."""
 
+    name = "first"
+
+    def rank(self, candidate: Candidate) -> Rank:  # noqa: ARG002
+        return 0, 0
+
 
 @dataclass(frozen=True)
-class Longest:
+class Longest(KeepPolicy):
     """Keep the document with most characters."""
 
+    name = "longest"
+    reads_documents = True
+
+    def rank(self, candidate: Candidate) -> Rank:
+        return -len(candidate.text), 0
+
 
 @dataclass(frozen=True)
-class BySource:
+class BySource(KeepPolicy):
     """Keep the document whose source is listed first; sources that are not listed come last."""
 
+    name = "source"
     sources: tuple[str, ...]
 
-    def rank(self, source: str) -> int:
-        """Return the source's position in the list, or LAST."""
-        return self.sources.index(source) if source in self.sources else LAST
+    def rank(self, candidate: Candidate) -> Rank:
+        if candidate.source not in self.sources:
+            return LAST, 0
+        return self.sources.index(candidate.source), 0
 
 
 @dataclass(frozen=True)
-class Newest:
+class Newest(KeepPolicy):
     """Keep the document with the greatest value of a field; documents without it come last.
 
     `field` is a path into the record, such as meta.timestamp. Its values are numbers, or dates and times
@@ -63,26 +119,19 @@ class Newest:
     the last digit, nanoseconds too.
     """
 
+    name = "newest"
+    reads_documents = True
     field: str
 
     @property
     def path(self) -> list[str]:
-        """Return the names of the fields on the way to the value, the record's own first."""
         return self.field.split(".")
 
-    def value(self, record: dict[str, Any]) -> Any:
-        """Return the field's value in a record; None if the field is missing."""
-        value: Any = record
-        for name in self.path:
-            value = _decoded(value)
-            value = value.get(name) if isinstance(value, dict) else None
-        return value
+    def rank(self, candidate: Candidate) -> Rank | None:
+        return rank_newest(candidate.value)
 
 
-Keep = First | Longest | BySource | Newest
-
-
-def parse_keep(text: str) -> Keep:
+def parse_keep(text: str) -> KeepPolicy:
     """Parse the option --keep. UsageError if it names no policy.
 
     >>> parse_keep("source:wikipedia,book")
@@ -90,18 +139,18 @@ def parse_keep(text: str) -> Keep:
     """
     name, colon, rest = text.partition(":")
     parts = tuple(part.strip() for part in rest.split(","))
-    if name == "first" and not colon:
+    if name == First.name and not colon:
         return First()
-    if name == "longest" and not colon:
+    if name == Longest.name and not colon:
         return Longest()
-    if name == "source" and all(parts) and len(set(parts)) == len(parts):
+    if name == BySource.name and all(parts) and len(set(parts)) == len(parts):
         return BySource(parts)
-    if name == "newest" and all(rest.split(".")):
+    if name == Newest.name and all(rest.split(".")):
         return Newest(rest)
     raise UsageError(f"--keep {text}: expected one of {CHOICES}")
 
 
-def check_sources(keep: Keep, sources: Collection[str]) -> None:
+def check_sources(keep: KeepPolicy, sources: Collection[str]) -> None:
     """Raise UsageError if the policy lists a source that is not among those of the corpus."""
     if isinstance(keep, BySource) and (unknown := sorted(set(keep.sources) - set(sources))):
         raise UsageError(
@@ -110,12 +159,7 @@ def check_sources(keep: Keep, sources: Collection[str]) -> None:
         )
 
 
-def rank_longest(characters: int) -> int:
-    """Return the rank of a text by its characters: longer texts come first."""
-    return -characters
-
-
-def rank_newest(value: Any) -> tuple[int, int] | None:
+def rank_newest(value: Any) -> Rank | None:
     """Return rank and fine rank (int64) by a number or a point in time, greater first; None if `value` is neither.
 
     The rank is that of the nearest float64, the fine rank that of what is left: together they tell integers beyond

@@ -15,7 +15,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import is_of_index
-from dedup.clustering.keep_policy import DROPPED, INDEXED, ORDINARY, BySource, Keep
+from dedup.clustering.keep_policy import DROPPED, INDEXED, ORDINARY, Candidate, KeepPolicy
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError, UsageError
@@ -141,7 +141,7 @@ def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def open_keep_order(
-    names: list[str], keep: Keep, dropped: Sequence[Path], output: Path, memory: int
+    names: list[str], keep: KeepPolicy, dropped: Sequence[Path], output: Path, memory: int
 ) -> Iterator["KeepOrder"]:
     """Yield the KeepOrder for the keys in the sets `dropped`; work files are named after `output`."""
     numbers = {name: number for number, name in enumerate(names)}
@@ -155,14 +155,14 @@ class KeepOrder:
     `names` are the files that members refer to by number; `dropped` are the keys that other stages remove.
     """
 
-    def __init__(self, names: list[str], keep: Keep, dropped: PackedKeys) -> None:
+    def __init__(self, names: list[str], keep: KeepPolicy, dropped: PackedKeys) -> None:
         self.tiers = np.full(len(names), ORDINARY, np.uint8)
         self.ranks = np.zeros(len(names), np.int64)
         for number, name in enumerate(names):
             if is_of_index(name):
                 self.tiers[number] = INDEXED
-            if isinstance(keep, BySource):
-                self.ranks[number] = keep.rank(source_of(name))
+            if not keep.reads_documents:
+                self.ranks[number], _ = keep.rank_or_last(Candidate(source_of(name)))
         self.dropped = dropped
 
     def assign(self, members: NDArray) -> NDArray:
@@ -222,7 +222,7 @@ class SliceMembers:
 
 
 def sort_members(
-    input_file: Path, keep: Keep, dropped: tuple[Path, ...], members: Path, indexed: Path, memory: int
+    input_file: Path, keep: KeepPolicy, dropped: tuple[Path, ...], members: Path, indexed: Path, memory: int
 ) -> Result:
     """Task: write the MEMBERs of all clusters by file and row, with tier and rank; the value is the MemberPlan.
 

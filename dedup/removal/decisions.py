@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import SourceRuns, SourceTallies
-from dedup.clustering.keep_policy import INDEXED, Keep
+from dedup.clustering.keep_policy import INDEXED, KeepPolicy
 from dedup.clustering.similarity import Features, KeptDocuments, SimilarityCheck, decide_cluster
 from dedup.minhash.shingles import HASHING_FACTOR, compared_sets
 from dedup.minhash.signatures import signatures
@@ -80,7 +80,7 @@ def decide_part(
     return counts.counts(READ)
 
 
-def decide_by_key(input_file: Path, keep: Keep, dropped: tuple[Path, ...], output: Path, memory: int) -> Result:
+def decide_by_key(input_file: Path, keep: KeepPolicy, dropped: tuple[Path, ...], output: Path, memory: int) -> Result:
     """Task: write the REMOVALs of clusters whose documents are ordered by key and source alone; no document is read.
 
     The value is the names of files.

@@ -16,7 +16,7 @@ import pyarrow.ipc
 from numpy.typing import NDArray
 
 from dedup.candidates.input_shards import SignatureShard
-from dedup.clustering.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
+from dedup.clustering.keep_policy import LAST, Candidate, KeepPolicy
 from dedup.minhash.shingles import HASHING_FACTOR
 from dedup.removal.clusters import MEMBER_FIELDS, MemberFile, SliceMembers, Span, read_span
 from dedup.removal.removal_table import FOUND_IDS
@@ -65,7 +65,7 @@ def without_text(members: NDArray) -> NDArray:
 
 
 def fetch_texts(
-    parts: tuple[SliceMembers, ...], members: MemberFile, keep: Keep, output: Path, ids: Path, texts: Path | None
+    parts: tuple[SliceMembers, ...], members: MemberFile, keep: KeepPolicy, output: Path, ids: Path, texts: Path | None
 ) -> Result:
     """Task: write the members of some slices to `output` as FETCHED by row, ranked, their own ids and texts (UTF-8).
 
@@ -122,7 +122,9 @@ def _fetch_shard(shard: SignatureShard, clustered: NDArray) -> Iterator[tuple[ND
 class _Fetcher:
     """Finds the members among the documents of a slice, ranks them and stores their texts and own ids."""
 
-    def __init__(self, keep: Keep, texts: BinaryIO | None, ids: pa.ipc.RecordBatchStreamWriter, counts: Counts) -> None:
+    def __init__(
+        self, keep: KeepPolicy, texts: BinaryIO | None, ids: pa.ipc.RecordBatchStreamWriter, counts: Counts
+    ) -> None:
         self.keep = keep
         self.texts = texts
         self.ids = ids
@@ -163,13 +165,10 @@ class _Fetcher:
 
     def _rank(self, document: Document) -> tuple[tuple[int, int], str]:
         """Return the document's rank and fine rank by the policy, and the reason it is counted under."""
-        if isinstance(self.keep, Longest):
-            return (rank_longest(len(document.text)), 0), CLUSTERED
-        if not isinstance(self.keep, Newest):
+        if not self.keep.reads_documents:
             return (0, 0), CLUSTERED
-        name = self.keep.path[0]
-        value = self.keep.value({name: document.value(name)})
-        rank = rank_newest(value)
+        value = self.keep.value({name: document.value(name) for name in self.keep.path[:1]})
+        rank = self.keep.rank(Candidate(document.key.source, document.text, value))
         if rank is not None:
             return rank, CLUSTERED
         if value is None:
@@ -184,7 +183,7 @@ class _Fetcher:
         """Return what was found of MEMBERs (n) as FETCHED, and write their own ids."""
         fetched = without_text(members)
         found = np.array(self.found, np.int64).reshape(-1, 4)
-        if isinstance(self.keep, Longest | Newest):  # other policies' ranks were assigned with the tiers
+        if self.keep.reads_documents:  # other policies' ranks were assigned with the tiers
             fetched["rank"] = found[:, 0]
             fetched["fine_rank"] = found[:, 1]
         fetched["offset"] = found[:, 2]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dedup.candidates.document_ids import SourceRuns, is_of_index
 from dedup.candidates.input_shards import SignatureShard
-from dedup.clustering.keep_policy import Keep, Longest, Newest
+from dedup.clustering.keep_policy import KeepPolicy
 from dedup.clustering.similarity import SimilarityCheck
 from dedup.removal.clusters import MemberFile, MemberPlan, SliceMembers, sort_members
 from dedup.removal.decisions import decide_by_key, decide_part
@@ -42,14 +42,14 @@ class RemovalSettings:
     """Settings of a removal: the clusters, and the options."""
 
     input_file: Path
-    keep: Keep
+    keep: KeepPolicy
     dropped: tuple[Path, ...]
     check: SimilarityCheck | None
 
     @property
     def needs_corpus(self) -> bool:
         """Return whether the decision depends on the documents themselves."""
-        return self.check is not None or isinstance(self.keep, Longest | Newest)
+        return self.check is not None or self.keep.reads_documents
 
 
 class Sorted(NamedTuple):
@@ -189,9 +189,10 @@ def _check_files(
 def _check_field(settings: RemovalSettings, fetched: Counts) -> None:
     """Raise UsageError if no document of a cluster has the policy's field with a number or a date in it."""
     without = fetched.total(WITHOUT_FIELD).documents + fetched.total(UNREADABLE_FIELD).documents
-    if isinstance(settings.keep, Newest) and without and not _count_clustered(fetched, of_index=False):
+    if without and not _count_clustered(fetched, of_index=False):
+        field = ".".join(settings.keep.path)
         raise UsageError(
-            f"--keep newest:{settings.keep.field}: none of the {without:,} documents in clusters has a number or a "
+            f"--keep {settings.keep.name}:{field}: none of the {without:,} documents in clusters has a number or a "
             f"date in that field ({'; '.join(fetched.examples)}): name one that they have"
         )
 

@@ -1,12 +1,16 @@
 """Texts of members: fetched slice by slice, ranked by the keep policy, or read straight from the corpus."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dedup import deduplicate
 from dedup.cluster_graph import read_some
+from dedup.clustering.keep_policy import Candidate, KeepPolicy, Rank
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
 from tests.dedup.removal.clustered_corpus import (
@@ -49,6 +53,30 @@ def test_a_field_that_no_record_has(tmp_path: Path, field: str, found: str) -> N
         removed_by(tmp_path, clusters, keep=f"newest:{field}", corpus=tmp_path / "NORM")
     assert found in str(error.value)
     assert not (tmp_path / "d.parquet").exists()
+
+
+@dataclass(frozen=True)
+class Shortest(KeepPolicy):
+    """A policy that a user adds to the code, as the guide shows: one class."""
+
+    name = "shortest"
+    reads_documents = True
+
+    def rank(self, candidate: Candidate) -> Rank:
+        return len(candidate.text), 0
+
+
+def test_a_policy_is_one_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage and the library call ask it for ranks, and know nothing else of it."""
+    texts = ["one and the same text, and more", "one and the same text", "one and the same text, much the same"]
+    write_corpus(tmp_path / "NORM", {"a/x.jsonl": texts})
+    clusters = [[("a/x.jsonl", 0), ("a/x.jsonl", 1), ("a/x.jsonl", 2)]]
+    for module in ("dedup.generate_duplicates_dict", "dedup.deduplicate"):
+        monkeypatch.setattr(import_module(module), "parse_keep", lambda _: Shortest())
+    found = removed_by(tmp_path, clusters, keep="shortest", corpus=tmp_path / "NORM")
+    assert found == {("a/x.jsonl", 0): ("a/x.jsonl", 1), ("a/x.jsonl", 2): ("a/x.jsonl", 1)}
+    alike = ["the mill grinds the grain.", "the mill grinds the grain", "The mill grinds the grain..."]
+    assert deduplicate(alike, keep="shortest").kept.tolist() == [1]
 
 
 def test_the_longest_text(tmp_path: Path) -> None:
