@@ -107,7 +107,7 @@ def check_limits(least: int, min_characters: int) -> None:
 
 
 def lost_path(target_dir: Path) -> Path:
-    """The table of what documents lost, next to `target_dir`."""
+    """Return the table of what documents lost, next to `target_dir`."""
     return target_dir.with_name(f"{target_dir.name}.lines.parquet")
 
 

@@ -45,12 +45,12 @@ class Budget:
 
     @property
     def most(self) -> int:
-        """Bytes that one worker can use."""
+        """Return the bytes that one worker can use."""
         return self.share + self.reserve
 
     @classmethod
     def of(cls, memory: int, workers: int, lock: Path | None = None) -> "Budget":
-        """The budget of each of the workers of this process that have `memory` bytes together.
+        """Return the budget of each of the workers of this process that have `memory` bytes together.
 
         The lock is in this machine's folder for temporary files by default, and there while it is held.
 
@@ -80,7 +80,7 @@ class MemoryReservation:
         self._is_large = False
 
     def fits(self, size: int) -> bool:
-        """Whether so many bytes can be held at all."""
+        """Return whether so many bytes can be held at all."""
         return self._gate is None or size <= self._gate.budget.most
 
     def refuse(self, what: str, size: int) -> UsageError:
@@ -113,7 +113,7 @@ class MemoryReservation:
 
 
 def worker_share() -> int | None:
-    """Bytes that this worker may use at any time; None: as many as it likes."""
+    """Return the bytes that this worker may use at any time; None: as many as it likes."""
     gate = _GATE.get()
     return gate.budget.share if gate else None
 

@@ -222,7 +222,7 @@ def reads_no_documents(unless: str = "") -> Callable[[_Function], _Function]:
 
 
 def _deferred(function: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
-    """A function with the same arguments that checks them, and returns the call: what is parsed runs later.
+    """Return a function with the same arguments that checks them, and returns the call: what is parsed runs later.
 
     Paths that are URLs of an unknown scheme are refused, and a scratch size or a limit of malformed records without
     effect.

@@ -132,7 +132,7 @@ def fingerprint(dispatcher: Any) -> str:
 
 
 def _describe(value: Any, seen: dict[int, int]) -> Any:
-    """A kernel, or a value that a kernel uses, in terms whose repr tells it from any other."""
+    """Return a kernel, or a value that a kernel uses, in terms whose repr tells it from any other."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, tuple | list):

@@ -89,12 +89,12 @@ def copy_name(folder: Path, path: Path) -> Path:
 
 
 def is_top(path: Path | str) -> bool:
-    """Whether a path is that of a bucket, or above all buckets: there is nothing of ours above it."""
+    """Return whether a path is that of a bucket, or above all buckets: there is nothing of ours above it."""
     return scheme_of(path) != "" and not object_name(path).key
 
 
 def folders_above(path: Path) -> list[Path]:
-    """The folders that hold `path`, from the innermost to the root, or to the bucket of an object.
+    """Return the folders that hold `path`, from the innermost to the root, or to the bucket of an object.
 
     >>> folders_above(Path("s3://bucket/a/b")), folders_above(Path("/data/a"))
     ([PosixPath('s3:/bucket/a'), PosixPath('s3:/bucket')], [PosixPath('/data'), PosixPath('/')])
@@ -144,7 +144,7 @@ def paths_in(value: Any) -> Iterator[Path]:
 
 
 def hide_passwords(text: str) -> str:
-    """A message, or an endpoint, without the user names and passwords in its URLs.
+    """Return a message, or an endpoint, without the user names and passwords in its URLs.
 
     >>> hide_passwords("GET http://me:se@cret@host/a@b"), hide_passwords("me:secret@host")
     ('GET http://***@host/a@b', '***@host')
@@ -153,7 +153,7 @@ def hide_passwords(text: str) -> str:
 
 
 def spell_urls(text: str) -> str:
-    """A message with the paths of objects written as URLs.
+    """Return a message with the paths of objects written as URLs.
 
     >>> spell_urls("cannot read /home/me/s3:/bucket/a.jsonl: try s3:/bucket/b")
     'cannot read s3://bucket/a.jsonl: try s3://bucket/b'
@@ -162,7 +162,7 @@ def spell_urls(text: str) -> str:
 
 
 def name_of(path: Path | str) -> str:
-    """The absolute path of a file, by which it is compared with others.
+    """Return the absolute path of a file, by which it is compared with others.
 
     >>> name_of("/a/./b.txt"), name_of("/s3:/bucket/a/../b.txt")
     ('/a/b.txt', '/s3:/bucket/b.txt')
@@ -183,7 +183,7 @@ def absolute(path: Path) -> Path:
 
 
 def join(folder: str, relative: str) -> str:
-    """The absolute path of a file, given relative to a folder of such a name.
+    """Return the absolute path of a file, given relative to a folder of such a name.
 
     >>> join("/a/b", "c.txt"), join("/a/b", "../c.txt"), join("/", "c.txt")
     ('/a/b/c.txt', '/a/c.txt', '/c.txt')
@@ -197,7 +197,7 @@ def join(folder: str, relative: str) -> str:
 
 
 def relative_to(folder: str, name: str) -> str:
-    """The other way round: the path of a file relative to a folder, both given as absolute paths.
+    """Return the path of a file relative to a folder, both given as absolute paths.
 
     >>> relative_to("/a/b", "/a/b/c.txt"), relative_to("/a/b", "/a/c.txt")
     ('c.txt', '../c.txt')

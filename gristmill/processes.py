@@ -188,7 +188,7 @@ def _exit_soon() -> None:
 
 
 def how_ended(processes: Iterable[BaseProcess]) -> str:
-    """How the first of them died: its exit code or the name of its signal. The others end at SIGTERM then."""
+    """Return how the first of them died: its exit code or the name of its signal. The others end at SIGTERM then."""
     ended = [process.exitcode for process in processes if process.exitcode is not None]
     codes = [code for code in ended if code]
     by_itself = [code for code in codes if code not in (-signal.SIGTERM, TERMINATED)]

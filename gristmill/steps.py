@@ -95,11 +95,11 @@ class DocumentStep(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The step's name, which no other step of a pass has; the reason of what it removes, by default."""
+        """Return the step's name, which no other step of a pass has; the reason of what it removes, by default."""
 
     @property
     def version(self) -> int:
-        """The version of its code."""
+        """Return the version of its code."""
         return 1
 
     @property
@@ -114,12 +114,12 @@ class DocumentStep(ABC):
 
     @property
     def makes(self) -> Mapping[str, str]:
-        """The facts that it notes, and the type of each: one of VALUE_TYPES, or a vector such as uint32[128]."""
+        """Return the facts that it notes, and the type of each: one of VALUE_TYPES, or a vector such as uint32[128]."""
         return {}
 
     @property
     def foreign(self) -> str:
-        """The name of a user's function that it calls, or ''."""
+        """Return the name of a user's function that it calls, or ''."""
         return ""
 
     @abstractmethod

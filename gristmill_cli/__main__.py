@@ -220,7 +220,7 @@ def _version() -> str:
 
 
 def overview() -> str:
-    """The commands by task, with their other names, as wide as the terminal."""
+    """Return the commands by task, with their other names, as wide as the terminal."""
     width = min(100, shutil.get_terminal_size().columns)
     lines = ["usage: gristmill COMMAND [OPTIONS]", "       gristmill COMMAND --help | --version"]
     for title, group in GROUPS.items():

@@ -111,7 +111,7 @@ def estimate(config: EstimateConfig) -> Estimate:
 
 
 def _check(config: EstimateConfig) -> tuple[int, int]:
-    """The positions of the first stage and after the last one. Raises UsageError for an option out of range."""
+    """Return the positions of the first stage and after the last one. Raises UsageError for an option out of range."""
     replace(super(EstimateConfig, config).run_options, shard="").check()
     for option in ("dry_run", "explain", "explain_tasks", "accept_versions", "retry_failed"):
         require(
@@ -259,7 +259,7 @@ def _disk_bytes(folder: Path) -> int:
 def _scale(
     small: Sequence[_StageRun], large: Sequence[_StageRun], extent: Extent, config: EstimateConfig, duplicates: float
 ) -> list[StageCost]:
-    """The costs on the whole corpus: work grows with the text, what is needed without text with the slices.
+    """Return the costs on the whole corpus: work grows with the text, what is needed without text with the slices.
 
     A tokenizer is trained on a sample of a fixed size, and after the mix there are no duplicates.
     """

@@ -90,7 +90,7 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
         return Group(*warnings, documents, *by_rule, Text(), sizes, *left_out)
 
     def _by_rule(self, counts: Counts, rules: Sequence[str]) -> Table:
-        """The documents that each rule of a recipe removed, per source."""
+        """Return the documents that each rule of a recipe removed, per source."""
         sources = sorted(self.tallies)
         table = _table("documents removed by rules", ["all", *sources])
         table.columns[0].header = "rule"
@@ -122,7 +122,7 @@ def show_funnel(out: Positional[Path]) -> Funnel:
 
 
 def read_funnel(out: Path) -> Funnel:
-    """The funnel of a finished run, as funnel.json has it. Raises as show_funnel."""
+    """Return the funnel of a finished run, as funnel.json has it. Raises as show_funnel."""
     path = out / FUNNEL_FILE
     if not is_file(path):
         raise UsageError(f"there is no {path}: give the --out of a `gristmill run` that has finished")
@@ -189,7 +189,7 @@ def check_counts_between(
 
 
 def _heading(name: str) -> str:
-    """A column's name with its sign, on two lines if it is long: a row of all columns fits 80 characters."""
+    """Return a column's name with its sign, on two lines if it is long: a row of all columns fits 80 characters."""
     return f"{_sign(name)}{name}" if len(name) < 8 else f"{_sign(name)}\n{name}".strip()
 
 

@@ -158,7 +158,7 @@ def _generate(config: GenerateConfig) -> None:
 
 
 def _prompts(config: GenerateConfig, is_dialogue: bool) -> Iterator[str]:
-    """The prompts, as they come; of standard input no more is read than is asked for."""
+    """Yield the prompts, as they come; of standard input no more is read than is asked for."""
     if config.text:
         yield from config.text
     elif config.prompts is not None:
@@ -182,7 +182,7 @@ def _asked_lines() -> Iterator[bytes]:
 
 
 def _lines(name: str, lines: Iterable[bytes]) -> Iterator[str]:
-    """The lines that are not blank. Raises UsageError where there are none."""
+    """Yield the lines that are not blank. Raises UsageError where there are none."""
     is_empty = True
     for number, line in enumerate(lines, 1):
         try:

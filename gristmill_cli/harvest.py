@@ -170,7 +170,7 @@ def _files_below(root: Path) -> Iterator[Path]:
 
 
 def _read_text(file: Path, path: str, render: Callable[[str, str], str]) -> str:
-    """A file's text; empty if the file is unreadable, too large or not text."""
+    """Return a file's text; empty if the file is unreadable, too large or not text."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
             data = content.read(MEGABYTE + 1)
@@ -183,22 +183,22 @@ def _read_text(file: Path, path: str, render: Callable[[str, str], str]) -> str:
 
 
 def verbatim(text: str, _path: str) -> str:
-    """The file's text, unchanged."""
+    """Return the file's text, unchanged."""
     return text
 
 
 def prose(text: str, _path: str) -> str:
-    """The file's text, unchanged; empty if most of it is not letters, as in a table of numbers."""
+    """Return the file's text, unchanged; empty if most of it is not letters, as in a table of numbers."""
     return text if 2 * sum(map(str.isalpha, text)) > len(text) else ""
 
 
 def long_description(text: str, _path: str) -> str:
-    """A package's description: the body of its METADATA file."""
+    """Return a package's description: the body of its METADATA file."""
     return str(email.parser.HeaderParser().parsestr(text).get_payload())
 
 
 def docstrings(text: str, path: str) -> str:
-    """A module's docstrings of at least MIN_DOCSTRING characters, each under its qualified name."""
+    """Return a module's docstrings of at least MIN_DOCSTRING characters, each under its qualified name."""
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(text)

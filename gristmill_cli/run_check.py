@@ -76,7 +76,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
 
 
 def scan_inputs(config: RunConfig, corpus: Path) -> Corpus:
-    """The files that a run reads and does not read. Raises UsageError."""
+    """Return the files that a run reads and does not read. Raises UsageError."""
     spec = config.normalize
     if config.sources:
         require(
@@ -213,7 +213,7 @@ def options_as_typed(section: str) -> Iterator[None]:
 
 
 def spell_options(message: str, section: str) -> str:
-    """A stage's message with the run's names of the options that are in a section.
+    """Return a stage's message with the run's names of the options that are in a section.
 
     >>> spell_options("--holdout 2: expected a fraction; see --seed and --workers", "mix")
     '--mix.holdout 2: expected a fraction; see --mix.seed and --workers'

@@ -32,7 +32,7 @@ Kept = Literal["train_text"]
 
 
 def read_options(out: Path) -> dict[str, Any]:
-    """The options of a run, as its run.json has them. Raises InputError where it is damaged."""
+    """Return the options of a run, as its run.json has them. Raises InputError where it is damaged."""
     try:
         return msgspec.json.decode(read_file(out / RUN_FILE), type=dict[str, Any])
     except ValueError as error:  # not JSON, of another type, or not UTF-8
@@ -180,12 +180,12 @@ class Dedup:
 
     @property
     def measure(self) -> Measure | None:
-        """The similarity that confirms each removal."""
+        """Return the similarity that confirms each removal."""
         return None if self.verify == "none" else self.verify
 
     @property
     def chosen_bands(self) -> Bands:
-        """The bands: as given, or those for the threshold. Raises UsageError for a value out of range."""
+        """Return the bands: as given, or those for the threshold. Raises UsageError for a value out of range."""
         return choose_bands(self.range, self.bands, self.threshold, self.permutations)
 
 
@@ -354,7 +354,7 @@ class RunConfig(RunOptions, _Corpus):
 
     @property
     def counting_tokenizer(self) -> Path | None:
-        """The tokenizer that counts the tokens of documents, if the mix asks for amounts of tokens."""
+        """Return the tokenizer that counts the tokens of documents, if the mix asks for amounts of tokens."""
         return self.tokenizer.file if self.mix.tokens else None
 
     @property

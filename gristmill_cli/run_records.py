@@ -41,7 +41,7 @@ class StageRecord(msgspec.Struct):
 
 
 def load_record(out: Path, stage: str) -> StageRecord | None:
-    """The record of the stage of that name, None if it has not finished or the record is damaged."""
+    """Return the record of the stage of that name, None if it has not finished or the record is damaged."""
     path = _path(out, stage)
     try:
         return msgspec.json.decode(read_file(path), type=StageRecord) if is_file(path) else None
@@ -76,7 +76,7 @@ def _path(out: Path, stage: str) -> Path:
 
 
 def recorded_sources(out: Path) -> set[str] | None:
-    """The sources of the corpus of a run, if it was read; its folder may be gone."""
+    """Return the sources of the corpus of a run, if it was read; its folder may be gone."""
     record = load_record(out, FIRST_STAGE)
     return {source for source, _, _ in record.counts.rows()} if record else None
 
@@ -182,7 +182,7 @@ def stage_ledgers(config: RunConfig, stage: StageSpec) -> list[Ledger]:
 
 
 def _spell(value: Any) -> str:
-    """A setting as it is given on a command line."""
+    """Return a setting as it is given on a command line."""
     if isinstance(value, Mapping):
         spelled = list[str]()
         for name, item in value.items():

@@ -191,12 +191,12 @@ class Case:
 
     @property
     def sends_tensors(self) -> bool:
-        """True if ranks send each other tensors outside collectives, as pipelines, grids and rings do."""
+        """Return whether ranks send each other tensors outside collectives, as pipelines, grids and rings do."""
         return self.layout.pp > 1 or self.layout.tensor != "1d" or self.layout.cp > 1
 
     @property
     def counts_traffic(self) -> bool:
-        """True if the traffic is compared with theory, whose formulas are for plain steps."""
+        """Return whether the traffic is compared with theory, whose formulas are for plain steps."""
         # torch 2.15 reduces a first stage's embedding once a step, those before with each micro-batch
         uncounted = self.layout.zero == 3 and self.layout.pp > 1 and torch.__version__ >= "2.14"
         # on a cube queries have other tokens, and documents' positions are exchanged
@@ -207,7 +207,7 @@ class Case:
 
     @property
     def of_reference(self) -> "Case":
-        """The case as the reference runs it: one process on the CPU, if independent; else on the same device."""
+        """Return the case as the reference runs it: one process on the CPU, if independent; else on the same device."""
         found = replace(self, layout=_reference_layout(self.layout), recompute="none", offload="device", compiled=False)
         return found if self.reference == "one process" else replace(found, device="cpu")
 
@@ -216,7 +216,7 @@ class Case:
 
     @property
     def options(self) -> list[str]:
-        """The options besides the layout, where they are not the usual ones, and the reference, in words."""
+        """Return the options besides the layout, where they are not the usual ones, and the reference, in words."""
         words = [f"recompute-{self.recompute}"] * (self.recompute != "none")
         words += [self.optimizer] * (self.optimizer != "sgd") + ["z-loss"] * (self.z_loss > 0)
         words += [f"offload-{self.offload}"] * (self.offload != "device")
@@ -229,7 +229,7 @@ class Case:
 
 
 def name_of_layout(layout: ParallelConfig) -> str:
-    """The options of a layout in words, without those that have no effect."""
+    """Return the options of a layout in words, without those that have no effect."""
     words = [f"dp{layout.dp} tp{layout.tp} pp{layout.pp}"]
     words += [f"zero{layout.zero}"] * (layout.zero > 0)
     words += [f"shard{layout.zero_group}"] * (1 < layout.zero_group < layout.dp)
@@ -255,7 +255,7 @@ def _reference_layout(own: ParallelConfig) -> ParallelConfig:
 
 
 def _layer_count(layout: ParallelConfig) -> int:
-    """One layer more than stages, so that stages have different numbers of them."""
+    """Return one layer more than stages, so that stages have different numbers of them."""
     return max(4, layout.stages + 1)
 
 
@@ -311,7 +311,7 @@ def _pipeline_options(pp: int) -> list[tuple[Schedule, int]]:
 
 
 def _with_micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:
-    """The layout with each number of micro-batches that it accepts; if it accepts none, the reason."""
+    """Return the layout with each number of micro-batches that it accepts; if it accepts none, the reason."""
     numbers = [1, 2] if layout.pp == 1 else [layout.stages, layout.stages + layout.pp, layout.stages + 1, layout.pp, 1]
     found: list[ParallelConfig] = []
     reason = ""
@@ -328,7 +328,7 @@ def _with_micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], s
 
 
 def covering_cases(processes: int = 4) -> list[Case]:
-    """A small set of cases in which every possible pair of option values occurs, and three 3D layouts.
+    """Return a small set of cases in which every possible pair of option values occurs, and three 3D layouts.
 
     Greedy: always takes the case with the most uncovered pairs per cost.
     """

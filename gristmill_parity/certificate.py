@@ -67,7 +67,7 @@ def plan_certificate(full: bool, processes: int | None, device: Literal["cpu", "
 
 
 def kinds_of_layouts(cases: Sequence[Case]) -> list[Case]:
-    """The smallest case of each kind: of the options on which the code for one precision may depend."""
+    """Return the smallest case of each kind: of the options on which the code for one precision may depend."""
     chosen: dict[tuple[object, ...], Case] = {}
     for case in sorted(cases, key=lambda case: case.processes):
         layout = case.layout
@@ -174,7 +174,7 @@ def summary(rows: Sequence[CaseResult], seconds: float) -> str:
 
 
 def as_json(rows: Sequence[CaseResult], plan: CertificatePlan) -> dict[str, Any]:
-    """The certificate as JSON values; `traffic` is that of the rank with the most bytes."""
+    """Return the certificate as JSON values; `traffic` is that of the rank with the most bytes."""
     records = []
     for row in rows:
         traffic = {f"{axis} {operation}": v._asdict() for (axis, operation), v in row.counted.items()}
@@ -189,7 +189,7 @@ def as_json(rows: Sequence[CaseResult], plan: CertificatePlan) -> dict[str, Any]
 
 
 def as_markdown(rows: Sequence[CaseResult], plan: CertificatePlan, seconds: float) -> str:
-    """The certificate as a Markdown table, with traffic by axis and every refused layout."""
+    """Return the certificate as a Markdown table, with traffic by axis and every refused layout."""
     lines = [summary(rows, seconds).replace("\n", "\n\n"), ""]
     lines += [f"| {' | '.join(_COLUMNS[:-1])} | by axis | |", "|---" * (len(_COLUMNS) + 1) + "|"]
     for row in rows:

@@ -32,7 +32,7 @@ _SMALL = 0.1  # gradients below this share of the average one are compared with 
 
 
 def limits(case: Case) -> dict[str, float]:
-    """The largest allowed relative difference by quantity.
+    """Return the largest allowed relative difference by quantity.
 
     In bf16 and fp16 each block is worth one epsilon of gradients and logits forward, and one backward (measured: under
     half of that); a loss is a mean over tokens, and an update a small part of a weight: both are worth one epsilon.
@@ -64,18 +64,18 @@ class CaseResult:
 
     @property
     def largest_difference(self) -> float:
-        """The largest of the differences; nan if one is nan."""
+        """Return the largest of the differences; nan if one is nan."""
         return _largest(self.differences.values())
 
     @property
     def share_of_limit(self) -> float:
-        """The largest of the differences over their limits; nan if one is nan."""
+        """Return the largest of the differences over their limits; nan if one is nan."""
         allowed = limits(self.case)
         return _largest(value / allowed[name] for name, value in self.differences.items())
 
     @property
     def passed(self) -> bool:
-        """True if all differences are within the limits, ranks agree and traffic equals theory."""
+        """Return whether all differences are within the limits, ranks agree and traffic equals theory."""
         return not self.error and not self.mismatch and not self._above
 
     @property
@@ -96,7 +96,7 @@ class CaseResult:
 
 
 def _largest(values: Iterable[float]) -> float:
-    """The maximum; nan if one is nan."""
+    """Return the maximum; nan if one is nan."""
     return float(torch.tensor(list(values)).max())
 
 
@@ -184,7 +184,7 @@ def _assemble(ranks: Sequence[ShardValues]) -> tuple[dict[str, Tensor], str]:
 
 
 def differences(case: Case, found: GlobalResult, reference: GlobalResult) -> dict[str, float]:
-    """The relative differences of losses, gradients and weights, and of logits where they are compared.
+    """Return the relative differences of losses, gradients and weights, and of logits where they are compared.
 
     The largest absolute difference over the largest absolute value; of gradients against an independent reference, the
     largest of any tensor's 2-norms.

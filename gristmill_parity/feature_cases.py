@@ -77,7 +77,7 @@ def feature_case(preset: Preset, layout: ParallelConfig, **options: Any) -> Case
 
 
 def _single_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """One process in float64 and float32, with recomputation and micro-batches; a z-loss; few heads of keys."""
+    """Yield one process in float64 and float32, with recomputation and micro-batches; a z-loss; few heads of keys."""
     for preset in _PRESETS:
         yield preset, _ONE, {"precision": "fp64"}
         yield preset, _ONE, {"precision": "fp32"}
@@ -337,7 +337,7 @@ def _half_precision_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
 
 
 def family_cases(transformers: bool, full: bool) -> Iterator[tuple[Preset, ParallelConfig, dict[str, Any]]]:
-    """Each preset in one process, against transformers if that has it, and under tensor and pipeline parallelism.
+    """Yield each preset in one process, against transformers if that has it, and under tensor and pipeline parallelism.
 
     This with documents that do not see each other, every third with ZeRO too. In `full` every preset is under all
     kinds together, without documents too, and the kinds by themselves take turns; and it trains for longer with each.

@@ -71,7 +71,7 @@ class PlainModel:
         return loss
 
     def named(self, kind: str) -> Named:
-        """The "data" or "grad" of the parameters by our names, and with their data what routers have."""
+        """Return the "data" or "grad" of the parameters by our names, and with their data what routers have."""
         found = {name: getattr(w, kind) for name, w in self.weights.items()}
         if self.experts is None or kind == "grad":
             return found
@@ -119,11 +119,11 @@ class TransformersModel:
         return summed_loss(self.logits(batch.ids), batch.targets)
 
     def named(self, kind: str) -> Named:
-        """The "data" or "grad" of the parameters by our names."""
+        """Return the "data" or "grad" of the parameters by our names."""
         return parameters_of(self._theirs(kind))
 
     def _theirs(self, kind: str) -> Iterator[tuple[HFTensor, Tensor]]:
-        """The "data" or "grad" of their tensors, as files have them."""
+        """Yield the "data" or "grad" of their tensors, as files have them."""
         for tensor in self._tensors:
             if tensor.layout == "buffer":
                 continue
@@ -141,7 +141,7 @@ _OF_ALL_EXPERTS = {f"{part}_proj{kind}" for part in ("gate_up", "down") for kind
 
 
 def tensor_in_memory(model: Any, name: str, head: str, kind: str) -> Tensor:
-    """The "data" or "grad" of a tensor of files, of that name, in transformers' `model`.
+    """Return the "data" or "grad" of a tensor of files, of that name, in transformers' `model`.
 
     The output matrix, `head`, may have another name in memory, and a layer's experts are two tensors there.
     """
@@ -167,7 +167,7 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def initial_weights(case: Case) -> Named:
-    """The case's initial weights by name, rounded to its parameters' dtype, in float64."""
+    """Return the case's initial weights by name, rounded to its parameters' dtype, in float64."""
     config = case.model
     dtype = torch.float64 if case.precision == "fp64" else torch.float32
     found = {}
@@ -335,7 +335,7 @@ class LocalSteps:
 
 
 def own_sequences(batch: TokenBatch, replica: int, replicas: int) -> TokenBatch:
-    """The sequences of a replica: every `replicas`-th one."""
+    """Return the sequences of a replica: every `replicas`-th one."""
     return batch.rows(slice(replica, None, replicas))
 
 
@@ -367,7 +367,7 @@ def run_reference(case: Case) -> GlobalResult:
 
 @torch.no_grad()
 def evaluated_logits(model: PlainModel | TransformersModel, batch: TokenBatch, vocabulary: int) -> Tensor:
-    """The logits (B, T, V) of a batch, each of its documents alone."""
+    """Return the logits (B, T, V) of a batch, each of its documents alone."""
     logits = torch.empty(*batch.ids.shape, vocabulary, dtype=torch.float64)
     for part, where in _documents_alone(batch):
         logits.flatten(0, 1)[where] = model.logits(part.ids)
@@ -375,7 +375,7 @@ def evaluated_logits(model: PlainModel | TransformersModel, batch: TokenBatch, v
 
 
 def reference_steps(case: Case) -> "LocalSteps | CompressedSteps | OneModelSteps":
-    """The steps of a case's reference, which is at its initial weights."""
+    """Return the steps of a case's reference, which is at its initial weights."""
     if case.layout.local_steps:
         return LocalSteps(case)
     return OneModelSteps(case) if case.layout.compression == "none" else CompressedSteps(case)
@@ -411,7 +411,7 @@ class OneModelSteps:
 
 
 def _z_loss(case: Case, model: PlainModel | TransformersModel, batch: TokenBatch) -> Tensor | float:
-    """The case's coefficient times the squared log-sum-exp of the logits, summed over the batch's targets."""
+    """Return the case's coefficient times the squared log-sum-exp of the logits, summed over the batch's targets."""
     if not case.z_loss:
         return 0.0
     log_z = model.logits(batch.ids).logsumexp(-1)
@@ -419,7 +419,7 @@ def _z_loss(case: Case, model: PlainModel | TransformersModel, batch: TokenBatch
 
 
 def _documents_alone(batch: TokenBatch) -> list[tuple[TokenBatch, Tensor]]:
-    """The documents of the batch, each a sequence of its own, by length; the whole batch if it has none.
+    """Return the documents of the batch, each a sequence of its own, by length; the whole batch if it has none.
 
     With each batch, where its tokens are in the flattened one: (documents, length) int64.
     """

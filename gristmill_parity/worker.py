@@ -170,7 +170,7 @@ class CaseRun:
         return sums.loss
 
     def evaluate(self, batch: TokenBatch) -> float:
-        """The sum of the losses of a global batch, in nats."""
+        """Return the sum of the losses of a global batch, in nats."""
         local = local_batch(batch, self.world).to(self.world.device)
         parts = local.chunk(self.case.layout.micro_batches)
         positions = [part.positions for part in parts if part.positions is not None] or None
@@ -178,13 +178,13 @@ class CaseRun:
         return float(self.world.all_reduce(loss))
 
     def outer_gradients(self) -> ShardValues:
-        """The replicas' mean outer gradient of the first round, which the momentum is then."""
+        """Return the replicas' mean outer gradient of the first round, which the momentum is then."""
         (replicas,) = [plugin for plugin in self.plugins.plugins if isinstance(plugin, LocalReplicas)]
         momenta = replicas.outer.momenta
         return [(p.name, p.spec, _copy(momenta.get(p.name))) for p in self.model.params]
 
     def logits(self, batch: TokenBatch) -> Tensor | None:
-        """The logits that sampling sees at some positions of the first sequence, (N, V).
+        """Return the logits that sampling sees at some positions of the first sequence, (N, V).
 
         None if the case compares none; with a pipeline they are float32's, and each length is compiled anew.
         """

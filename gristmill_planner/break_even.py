@@ -58,7 +58,7 @@ def break_even_table(schedules: Sequence[Schedule], ranks: int, counts: Sequence
 def schedules_table(
     title: str, schedules: Sequence[Schedule], ranks: int, counts: Sequence[int], cell: Callable[[Schedule, int], str]
 ) -> Table:
-    """A row for each schedule, with a cell for each number of micro-batches that is enough for it."""
+    """Return a row for each schedule, with a cell for each number of micro-batches that is enough for it."""
     table = Table(title, *(f"{count} micro-batches" for count in counts), box=None, pad_edge=False)
     for schedule in schedules:
         table.add_row(schedule, *(cell(schedule, n) if has_enough(schedule, ranks, n) else "" for n in counts))
@@ -66,7 +66,7 @@ def schedules_table(
 
 
 def has_enough(schedule: Schedule, ranks: int, micro_batches: int) -> bool:
-    """Whether there are as many micro-batches as a schedule takes."""
+    """Return whether there are as many micro-batches as a schedule takes."""
     return micro_batches >= SCHEDULES[schedule].least_micro_batches(ranks, 2 * ranks)
 
 

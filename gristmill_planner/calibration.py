@@ -38,7 +38,7 @@ _SEQUENCES = (1, 8)
 
 
 def calibrate(pool: RankPool, repeats: int = _REPEATS) -> tuple[Device, Constants]:
-    """The row of this CPU with one thread a process, in float32, and constants that are no shares, but measured.
+    """Return the row of this CPU with one thread a process, in float32, and constants that are no shares, but measured.
 
     `pool` has two processes or more; everything is measured `repeats` times.
     """

@@ -85,7 +85,7 @@ class Seconds(NamedTuple):
 
 
 def hidden_bytes(run: PlannedRun) -> float:
-    """Bytes of a micro-batch's residual stream on a rank, before sequence parallelism divides it."""
+    """Return the bytes of a micro-batch's residual stream on a rank, before sequence parallelism divides it."""
     side = run.layout.grid[1]
     return float(run.cluster.device.element_bytes) * rank_sequences(run) * run.seq_len * run.model.width / side
 

@@ -27,7 +27,7 @@ class Product:
 
     @property
     def flops(self) -> float:
-        """A multiplication and an addition each: 2 m n k."""
+        """Return a multiplication and an addition each: 2 m n k."""
         return 2.0 * self.count * self.m * self.n * self.k
 
     @property
@@ -36,7 +36,7 @@ class Product:
         return self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
 
     def backward(self) -> "tuple[Product, Product]":
-        """The products for the gradients of the input and of the weights."""
+        """Return the products for the gradients of the input and of the weights."""
         return Product(self.m, self.k, self.n, self.count), Product(self.k, self.n, self.m, self.count)
 
 

@@ -125,7 +125,7 @@ def _equal_shares(x: Tensor, counts: Tensor) -> list[int]:
 
 
 def _one_product(x: Tensor, weight: Tensor, _: Tensor) -> Tensor:
-    """The shapes of a grouped product: how many rows each expert has is not known."""
+    """Return the shapes of a grouped product: how many rows each expert has is not known."""
     return x @ weight[0].mT
 
 
@@ -211,7 +211,7 @@ class DryRun:
 
     @property
     def agrees(self) -> bool:
-        """True if the formulas of traffic are right to the byte."""
+        """Return whether the formulas of traffic are right to the byte."""
         return self.sent == self.expected_sent
 
 

@@ -51,5 +51,5 @@ class Constants:
 
 @cache
 def fitted_constants() -> Constants:
-    """The constants that the project ships."""
+    """Return the constants that the project ships."""
     return Constants(**tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")))

@@ -121,7 +121,7 @@ class Cluster:
 
     @property
     def fills_nodes(self) -> bool:
-        """True if no node but a lone one is used in part."""
+        """Return whether no node but a lone one is used in part."""
         return self.devices % self.per_node == 0 or self.devices < self.per_node
 
     def with_network(self, node_bytes: float) -> "Cluster":
@@ -130,7 +130,7 @@ class Cluster:
 
 
 def find_device(name: str) -> Device:
-    """The device called `name`. Raises UsageError for one that is not in the table, naming the most similar."""
+    """Return the device called `name`. Raises UsageError for one that is not in the table, naming the most similar."""
     if name not in DEVICES:
         raise UsageError(f"gpu {name!r} is not in the planner's table; {one_of(name, DEVICES)}")
     return DEVICES[name]

@@ -68,7 +68,7 @@ class Timeline:
 
 
 def pipeline_layout(schedule: Schedule, ranks: int, micro_batches: int, virtual_stages: int = 0) -> ParallelConfig:
-    """The layout of a pipeline alone; `virtual_stages` 0 is the schedule's default."""
+    """Return the layout of a pipeline alone; `virtual_stages` 0 is the schedule's default."""
     stages = SCHEDULES[schedule].stages_per_rank or max(2, virtual_stages)
     return ParallelConfig(dp=1, pp=ranks, schedule=schedule, virtual_stages=stages, micro_batches=micro_batches)
 

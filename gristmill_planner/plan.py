@@ -249,7 +249,7 @@ def _calibrate(path: Path) -> Group:
 
 
 def _device(gpu: str | None) -> tuple[Device | None, Constants]:
-    """The device called `gpu`, None for the usual one, and the constants that go with it: a file has its own."""
+    """Return the device called `gpu`, None for the usual one, and the constants that go with it: a file has its own."""
     if gpu is not None and gpu.endswith(SUFFIX):
         return read_hardware(Path(gpu))
     return None if gpu is None else find_device(gpu), fitted_constants()

@@ -43,7 +43,7 @@ _REQUIRED = ("out_dir", "data.train", "data.holdout")  # which a plan does not n
 
 
 def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, TrainConfig]:
-    """The request in `config`, a TOML file of training's options, and these.
+    """Return the request in `config`, a TOML file of training's options, and these.
 
     Raises UsageError if the file cannot be read, or if it does not say how large the vocabulary is.
     """
@@ -97,7 +97,7 @@ def as_toml(choice: PlannedLayout, request: PlanRequest, config: str, options: T
 
 
 def configured_run(config: str, options: TrainConfig, request: PlanRequest) -> PlannedRun:
-    """The run as the options of `config` lay it out. Raises UsageError if the trainer would refuse it."""
+    """Return the run as the options of `config` lay it out. Raises UsageError if the trainer would refuse it."""
     options.check()
     require(
         options.parallel.compression == "none",
@@ -117,7 +117,7 @@ def configured_run(config: str, options: TrainConfig, request: PlanRequest) -> P
 
 
 def _model(options: TrainConfig, config: str) -> ModelConfig:
-    """The model with its defaults filled in; the vocabulary may be the token shards'."""
+    """Return the model with its defaults filled in; the vocabulary may be the token shards'."""
     given = options.model
     if options.began_from:  # the checkpoint's model; reading it takes torch, which takes seconds to import
         from training.run_plan import given_model
@@ -130,23 +130,23 @@ def _model(options: TrainConfig, config: str) -> ModelConfig:
 
 
 def names_preset(config: str) -> bool:
-    """True if it names a published model among the presets."""
+    """Return whether it names a published model among the presets."""
     return config in PRESETS and PRESETS[config].parameters > 0
 
 
 def is_file(config: str) -> bool:
-    """True if it names a file of options, which may be missing, and not a published run."""
+    """Return whether it names a file of options, which may be missing, and not a published run."""
     return Path(config).suffix == ".toml" or Path(config).is_file()
 
 
 def published_request(each: PublishedRun, cluster: Cluster, software: Software) -> PlanRequest:
-    """The request of a published run's model and batch, on another cluster or with another program."""
+    """Return the request of a published run's model and batch, on another cluster or with another program."""
     precision: Precision = "bf16" if each.run.precision == "bf16" or software == GRISTMILL else "fp16"
     return PlanRequest(each.run.model, each.run.batch, each.run.seq_len, cluster, precision, software)
 
 
 def published_layout(each: PublishedRun, request: PlanRequest) -> PlannedRun:
-    """A published run with its layout, by another program. Raises UsageError for a cluster of another size."""
+    """Return a published run with its layout, by another program. Raises UsageError for a cluster of another size."""
     cluster = request.cluster
     devices = each.run.cluster.devices
     require(
@@ -158,7 +158,7 @@ def published_layout(each: PublishedRun, request: PlanRequest) -> PlannedRun:
 
 
 def _read_options(config: str) -> TrainConfig:
-    """All options of the file; those of paths may be missing."""
+    """Return all options of the file; those of paths may be missing."""
     arguments = ["--config", config]
     with suppress(OSError, ValueError, RecursionError):  # load_config says what is wrong
         table = tomllib.loads(Path(config).read_text(encoding="utf-8"))

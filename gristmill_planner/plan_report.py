@@ -29,7 +29,7 @@ _PARTS = {
 
 
 def choices_table(choices: Sequence[PlannedLayout], tokens: float) -> Table:
-    """The layouts, best first; `tokens` of the whole run."""
+    """Return the layouts, best first; `tokens` of the whole run."""
     columns = ("layout", "micro-batch", "recompute", "GiB (rank)", "s a step", *_PARTS, "TFLOP/s", "MFU", "days")
     table = Table(*columns, box=None, pad_edge=False)
     for choice in choices:
@@ -176,7 +176,7 @@ def next_choice(choices: Sequence[PlannedLayout]) -> str:
 
 
 def formulas(choice: PlannedLayout, constants: Constants) -> list[str]:
-    """Each formula with its numbers and source, for one layout."""
+    """Return each formula with its numbers and source, for one layout."""
     run = choice.run
     layout = choice.run.layout
     time = choice.time
@@ -272,7 +272,7 @@ def stage_costs(run: PlannedRun, constants: Constants) -> list[PassCosts]:
 
 
 def as_record(choice: PlannedLayout, tokens: float) -> dict[str, Any]:
-    """One layout for programs; seconds and bytes."""
+    """Return one layout for programs; seconds and bytes."""
     run = choice.run
     return {
         "layout": run.layout.record(),

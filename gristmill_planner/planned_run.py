@@ -108,7 +108,7 @@ class PlannedRun:
 
     @cached_property
     def axes(self) -> dict[str, RankAxis]:
-        """The axes of the mesh and of a grid by name, as training/parallel/mesh.py numbers the ranks."""
+        """Return the axes of the mesh and of a grid by name, as training/parallel/mesh.py numbers the ranks."""
         (depth, side, _), (pp, replicate, shard, tp) = self.layout.grid, self.layout.mesh_shape
         groups, within, ep = self.layout.expert_mesh_shape
         return {
@@ -137,7 +137,7 @@ class PlannedRun:
 
     @cached_property
     def held(self) -> list[list[int]]:
-        """The stages of each pipeline rank."""
+        """Return the stages of each pipeline rank."""
         return _stages_of_ranks(self.layout.schedule, self.layout.pp, self.layout.virtual_stages)
 
     @cached_property
@@ -159,7 +159,7 @@ def _layers_of_ranks(layers: tuple[int, ...], schedule: Schedule, pp: int, virtu
 
 @lru_cache
 def layers_of_stages(model: ModelConfig, stages: int, seq_len: int) -> tuple[int, ...]:
-    """How many layers each stage has as the trainer divides them; other programs are taken to do it alike."""
+    """Return how many layers each stage has as the trainer divides them; other programs are taken to do it alike."""
     return tuple(len(layers) for layers in stage_layers(model, stages, seq_len))
 
 
@@ -186,7 +186,7 @@ class PlanRequest:
         )
 
     def run(self, layout: ParallelConfig, recompute: Recompute, stage_layers: tuple[int, ...]) -> PlannedRun:
-        """A run of it in a layout."""
+        """Return a run of it in a layout."""
         return PlannedRun(
             self.model, layout, self.batch, self.seq_len, self.cluster, recompute, self.software, stage_layers,
             self.states, self.precision, self.compiled,
@@ -194,7 +194,7 @@ class PlanRequest:
 
     @property
     def available(self) -> float:
-        """Bytes of a device that a layout may take."""
+        """Return the bytes of a device that a layout may take."""
         return self.cluster.device.memory * (1 - self.headroom)
 
 

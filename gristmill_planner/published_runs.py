@@ -55,7 +55,7 @@ class PublishedRun:
 
 
 def published_runs() -> list[PublishedRun]:
-    """All of them; docs/reference/planner-accuracy.md tells where each is from."""
+    """Return all of them; docs/reference/planner-accuracy.md tells where each is from."""
     return [*_narayanan_table_1(), *_others()]
 
 
@@ -65,7 +65,7 @@ def is_published(name: str) -> bool:
 
 
 def find_published_run(name: str, devices: int | None = None) -> PublishedRun:
-    """The published run of a preset: of several the one on `devices` devices, or the first.
+    """Return the published run of a preset: of several the one on `devices` devices, or the first.
 
     Raises UsageError for an unknown name.
     """
@@ -205,7 +205,7 @@ def _published(
     source: str, note: str = "", *, tflops: float | None = None, seconds: float | None = None, network: float = 0.0,
     ends: int = 0, precision: Precision = "fp16", layers: int = 0,
 ) -> PublishedRun:  # fmt: skip
-    """A run of a preset; `cluster`: such as "384 a100-80gb".
+    """Return a run of a preset; `cluster`: such as "384 a100-80gb".
 
     `shape`: tensor- and pipeline-parallel ranks, and stages of each. `network`: bytes/s of a node, 0: the usual ones.
     `ends`: layers that each end counts as. `layers`: of the model, 0: the preset's.
@@ -290,7 +290,7 @@ def shrunk_config(each: PublishedRun) -> str:
 
 
 def shrunk_layout(layout: ParallelConfig) -> ParallelConfig:
-    """The layout's shape with 8 ranks: each degree above 1 becomes 2, and what is left goes to the largest."""
+    """Return the layout's shape with 8 ranks: each degree above 1 becomes 2, and what is left goes to the largest."""
     degrees = {name: getattr(layout, name) for name in ("dp", "tp", "pp")}
     small = {name: min(degree, 2) for name, degree in degrees.items()}
     while small["dp"] * small["tp"] * small["pp"] < PROCESSES:
@@ -334,5 +334,5 @@ def _shrunk_heads(model: ModelConfig, tp: int) -> int:
 
 
 def changed(options: Any, defaults: Any) -> dict[str, Any]:
-    """The fields that are not at their defaults."""
+    """Return the fields that are not at their defaults."""
     return {key: value for key, value in vars(options).items() if value != getattr(defaults, key)}

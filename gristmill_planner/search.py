@@ -151,7 +151,7 @@ def describe_choice(choices: Choices) -> str:
 def _by_time(
     request: PlanRequest, every: list[LayoutFamily], constants: Constants
 ) -> Iterator[tuple[StepTime, PlannedRun]]:
-    """All runs that fit, from the fastest: a family's are timed when its bound is the least of what is left."""
+    """Yield all runs that fit, from the fastest: a family's are timed when its bound is the least of what is left."""
     known: dict[tuple[object, ...], tuple[PassTime, PassTime]] = {}
     queue: list[tuple[float, int, StepTime | None, LayoutFamily | PlannedRun]] = []
     of_family = []
@@ -184,7 +184,7 @@ def _fitting(request: PlanRequest, family: LayoutFamily) -> Iterator[PlannedRun]
 
 
 def closest_to_fitting(request: PlanRequest, every: list[LayoutFamily]) -> tuple[PlannedRun, float]:
-    """The layout that takes least memory, of those that shard most, and its bytes on the fullest rank."""
+    """Return the layout that takes least memory, of those that shard most, and its bytes on the fullest rank."""
     runs = (next(family.runs(request, *schedule)) for family in every for schedule in family.schedules)
     closest = next(runs)
     least = run_memory(closest).total
@@ -196,7 +196,7 @@ def closest_to_fitting(request: PlanRequest, every: list[LayoutFamily]) -> tuple
 
 
 def _no_layout(request: PlanRequest) -> str:
-    """Why no layout divides, and what would."""
+    """Return why no layout divides, and what would."""
     devices = request.cluster.devices
     batch = request.batch
     fewer = (replace(request, cluster=replace(request.cluster, devices=n)) for n in range(devices - 1, 0, -1))
@@ -266,7 +266,7 @@ def _fewer_devices(cluster: Cluster, fits: Cluster) -> Iterator[Cluster]:
 
 
 def _fits(request: PlanRequest, cluster: Cluster) -> bool:
-    """Whether a layout of the cluster fits; False also where none divides it."""
+    """Return whether a layout of the cluster fits; False also where none divides it."""
     request = replace(request, cluster=cluster)
     for family in families(request):
         for _ in _fitting(request, family):

@@ -230,7 +230,7 @@ class _Call:
 
     @property
     def short_name(self) -> str:
-        """The function's name without its module."""
+        """Return the function's name without its module."""
         return self.name.partition(":")[2]
 
     def write(self, function: DocumentFunction, output: Path) -> None:
@@ -295,7 +295,7 @@ class _Call:
             self.dropped.add(-1, -document.read_bytes)
 
     def encode(self, document: GivenDocument) -> tuple[int, bytes]:
-        """The size of a document's text, and its record as a line of JSON. UsageError if it has none."""
+        """Return the size of a document's text, and its record as a line of JSON. UsageError if it has none."""
         try:
             self._join_texts(document)
             return utf8_size(document.text), _ENCODER.encode_lines(

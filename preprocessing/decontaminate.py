@@ -162,7 +162,7 @@ def reject_own_corpus(against: Sequence[Path], corpora: Sequence[Path]) -> None:
 
 
 def describe(report: Report) -> list[str]:
-    """A line for each benchmark."""
+    """Return a line for each benchmark."""
     lines = []
     for name, it in report.benchmarks.items():
         by_source = ", ".join(f"{source} {count:,}" for source, count in it.documents.items())
@@ -184,7 +184,7 @@ def describe(report: Report) -> list[str]:
 
 
 def list_benchmarks(against: Sequence[Path], template: str = ALL_FIELDS) -> list[CorpusFile]:
-    """The files of some benchmarks, each named by its folder and itself, with the template of their texts."""
+    """Return the files of some benchmarks, each named by its folder and itself, with the template of their texts."""
     require(
         "{" in template,
         f"--template {template!r}: expected names of fields in braces, as in '{{question}} {{choices}}'",

@@ -20,7 +20,7 @@ def check_threshold(threshold: int) -> None:
 
 
 def is_short(text: str, threshold: int, unit: SizeUnit = "character") -> bool:
-    """Whether the matching form of a text has fewer than `threshold` units.
+    """Return whether the matching form of a text has fewer than `threshold` units.
 
     The form of a whole text is not shorter than that of its beginning. So the first 2 × threshold characters alone are
     counted, then brought to the form: most documents are known by the count to be long enough.

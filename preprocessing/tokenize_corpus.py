@@ -110,7 +110,7 @@ def tokenize_corpus(
 
 
 def _part_tasks(run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path, facts: TokenizerFacts) -> Iterator[Task]:
-    """A task for each group of slices; its outputs are a part: a temporary shard."""
+    """Yield a task for each group of slices; its outputs are a part: a temporary shard."""
     for group in groups:
         prefix = run.work / "parts" / group[0].label
         outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)

@@ -139,12 +139,12 @@ def train_tokenizer(
 
 
 def model_name(model_type: str) -> str:
-    """The name of the file of a tokenizer of this type."""
+    """Return the name of the file of a tokenizer of this type."""
     return "tokenizer.json" if model_type == "byte-bpe" else "tokenizer.model"
 
 
 def special_tokens(model_type: str) -> dict[str, str]:
-    """The tokens of a tokenizer of this type that begin and end a document, by "bos" and "eos"."""
+    """Return the tokens of a tokenizer of this type that begin and end a document, by "bos" and "eos"."""
     return {"eos": END_OF_TEXT} if model_type == "byte-bpe" else {"bos": "<s>", "eos": "</s>"}
 
 
@@ -167,7 +167,7 @@ def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, se
 
 
 def _sample_tasks(run: StageRun, groups: list[SliceGroup], budget: int, seed: int, whole: bool) -> Iterator[Task]:
-    """A task for each group of slices; each slice has its share of the budget."""
+    """Yield a task for each group of slices; each slice has its share of the budget."""
     total = sum(part.size for group in groups for part in group) or 1
     for group in groups:
         output = run.work / "sample" / f"{group[0].label}.txt"
@@ -242,7 +242,7 @@ def sample_group(group: SliceGroup, budgets: tuple[int, ...], seed: int, output:
 def _sample_slice(
     part: Slice, budget: int, seed: int, counts: Counts, rejects: Rejects, folder: Path, whole: bool
 ) -> Iterator[bytes]:
-    """The lines of the documents with the smallest random numbers, in order: `budget` bytes, but at least one."""
+    """Yield the lines of the documents with the smallest random numbers, in order: `budget` bytes, but at least one."""
     share = worker_share()
     with closing(LineBuffer(folder, None if share is None else share // 4)) as buffer:
         sample = SentenceSample(budget, buffer, whole)
@@ -298,11 +298,11 @@ class SentenceSample:
         return self._remove_largest()
 
     def documents(self) -> Iterator[Sampled]:
-        """The documents of the sample, in no order."""
+        """Return the documents of the sample, in no order."""
         return map(self._document, self._heap)
 
     def blocks(self) -> Iterator[bytes]:
-        """The lines of the sample, document by document in the order in which they were added."""
+        """Yield the lines of the sample, document by document in the order in which they were added."""
         view = self._buffer.view()
         for index in sorted(map(_index, self._heap)):
             start, end = self._documents[index * _FIELDS + 2 : (index + 1) * _FIELDS]
@@ -399,7 +399,7 @@ def _read_lines(paths: tuple[Path, ...]) -> Iterator[bytes]:
 
 
 def _advice(vocab_size: int, message: str) -> str:
-    """The message for users of an error of SentencePiece's trainer, with the number of pieces to ask for."""
+    """Return the message for users of an error of SentencePiece's trainer, with the number of pieces to ask for."""
     if found := _TOO_SMALL.search(message):
         return (
             f"--vocab_size {vocab_size} is too small: the characters of this sample, the bytes and the controls alone "

@@ -30,7 +30,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def version_of(name: str) -> str:
-    """The function's `version`, or the SHA-256 of the source of its module. UsageError as load_function."""
+    """Return the function's `version`, or the SHA-256 of the source of its module. UsageError as load_function."""
     function = load_function(name)
     module = sys.modules[name.partition(":")[0]]
     if hasattr(function, "version"):
@@ -63,6 +63,6 @@ def _import(name: str) -> ModuleType:
 
 
 def _hash(module: ModuleType) -> str:
-    """The SHA-256 of a module's file; '' if it has none."""
+    """Return the SHA-256 of a module's file; '' if it has none."""
     file = getattr(module, "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""

@@ -79,13 +79,13 @@ class TrainConfig:
 
     @property
     def own_names(self) -> dict[str, str]:
-        """The options whose value names code of the user's, FILE.py:NAME, with it."""
+        """Return the options whose value names code of the user's, FILE.py:NAME, with it."""
         values = {"optim.name": self.optim.name, "optim.schedule": self.optim.schedule}
         return self.model.own_names | {option: value for option, value in values.items() if is_own(value)}
 
     @property
     def began_from(self) -> dict[str, str]:
-        """The checkpoint that a new run starts from, by the option that names it; empty without one."""
+        """Return the checkpoint that a new run starts from, by the option that names it; empty without one."""
         given = {"init_from": self.init_from, "branch_from": self.branch_from}
         return {option: str(path.absolute()) for option, path in given.items() if path is not None}
 

@@ -136,5 +136,5 @@ class EvaluateConfig:
 
     @property
     def eval(self) -> EvalConfig:
-        """The options of evaluation as a training run has them."""
+        """Return the options of evaluation as a training run has them."""
         return EvalConfig(sequences=self.sequences, weights=self.weights, lengths=self.lengths)

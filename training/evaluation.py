@@ -61,7 +61,7 @@ def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
 
 
 def _run_tasks(config: EvaluateConfig, device: torch.device) -> Scores:
-    """The scores of the checkpoint in tasks of lm_eval."""
+    """Return the scores of the checkpoint in tasks of lm_eval."""
     require_lm_eval("--tasks")
     model = open_language_model(
         config.checkpoint, device, config.parallel, config.precision, config.ema, config.tokenizer, _SECONDS_TO_WAIT
@@ -78,7 +78,7 @@ def _run_tasks(config: EvaluateConfig, device: torch.device) -> Scores:
 
 
 def _evaluate_sequences(config: EvaluateConfig, device: torch.device) -> dict[str, HoldoutLosses]:
-    """The losses of the checkpoint on each folder of tokens and each text file."""
+    """Return the losses of the checkpoint on each folder of tokens and each text file."""
     model, tokenizer, folder = _load(config, device)
     length = config.seq_len or model.config.context
     masked, ignores_firsts = main_only(lambda: _as_trained(config, folder.parent / RUN))
@@ -104,7 +104,7 @@ def _evaluate_sequences(config: EvaluateConfig, device: torch.device) -> dict[st
 
 
 def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, TokenizerRecord, Path]:
-    """The model of the checkpoint under the layout, its tokenizer, and the folder that the checkpoint is in."""
+    """Return the model of the checkpoint under the layout, its tokenizer, and the folder that the checkpoint is in."""
     processes = dist.get_world_size()
     group = CheckpointGroup.create(build_world(ParallelConfig(dp=processes, zero_group=1), device, _SECONDS_TO_WAIT))
     path, record = open_checkpoint(config.checkpoint, group, lambda line: print(line, file=sys.stderr))
@@ -129,7 +129,7 @@ def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, 
 
 
 def _as_trained(config: EvaluateConfig, run_file: Path) -> tuple[bool, bool]:
-    """Whether documents do not see each other, and whether their first tokens are no targets.
+    """Return whether documents do not see each other, and whether their first tokens are no targets.
 
     As given, or as in the run that wrote the checkpoint, which is said.
     """

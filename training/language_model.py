@@ -60,7 +60,7 @@ class LanguageModel:
     """Tokens that are no text, and never drawn: (V,) bool."""
 
     def agree(self, tokens: Tensor) -> Tensor:
-        """The tokens that rank 0 drew."""
+        """Return the tokens that rank 0 drew."""
         return self.cache.agree(tokens) if isinstance(self.cache, RankedCache) else tokens
 
 
@@ -189,7 +189,7 @@ def _within(inner: ShardSpec, outer: ShardSpec) -> tuple[slice, ...]:
 
 
 def _masks_documents(run_file: Path) -> bool:
-    """Whether documents did not see each other in the run that wrote a checkpoint."""
+    """Return whether documents did not see each other in the run that wrote a checkpoint."""
     try:
         return bool((read_run(run_file) or {}).get("data.mask_documents"))
     except (InputError, OSError):  # a checkpoint without its run

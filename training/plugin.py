@@ -82,12 +82,12 @@ class Plugins(Plugin):
 
     @property
     def notes(self) -> list[str]:
-        """The notes of all of them."""
+        """Return the notes of all of them."""
         return [plugin.note for plugin in self.plugins if plugin.note]
 
     @property
     def is_stopping(self) -> bool:
-        """True if one of them wants the run to stop."""
+        """Return whether one of them wants the run to stop."""
         return any(plugin.wants_stop for plugin in self.plugins)
 
     def state(self, state: State, stored: CheckpointRecord | None = None) -> State:

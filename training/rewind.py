@@ -119,19 +119,19 @@ class Rewind:
 
     @property
     def last_step(self) -> int:
-        """The last step of the run, if it gets that far."""
+        """Return the last step of the run, if it gets that far."""
         steps: int = self.stored["steps"]
         return steps
 
     @cached_property
     def losses(self) -> dict[int, float | None]:
-        """The loss of each step that is recorded in the metrics; None of one that was not finite."""
+        """Return the loss of each step that is recorded in the metrics; None of one that was not finite."""
         records = read_metrics(self.run / METRICS)
         return {record["step"]: record.get("loss") for record in records if record["kind"] == "step"}
 
     @property
     def steps_done(self) -> int:
-        """The last step that the run is known to have taken."""
+        """Return the last step that the run is known to have taken."""
         saved = self._record.step if self._record else 0
         return max(saved, *self.losses, 0)
 
@@ -331,13 +331,13 @@ class Rewind:
 
     @property
     def _branch_path(self) -> Path | None:
-        """The checkpoint that this run is a branch from, as it was given; None if it is none."""
+        """Return the checkpoint that this run is a branch from, as it was given; None if it is none."""
         path = self.stored.get("began_from", {}).get("branch_from")
         return Path(path) if path else None
 
     @cached_property
     def _source(self) -> "Rewind":
-        """The run that this one is a branch of, as it was when the branch began."""
+        """Return the run that this one is a branch of, as it was when the branch began."""
         assert self._branch_path is not None, "a run that is no branch knows all its steps"
         checkpoint = find_checkpoint(self._branch_path)
         if not checkpoint.is_dir():

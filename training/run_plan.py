@@ -105,7 +105,7 @@ class RunPlan:
         return cls(config, train, holdout, holdouts, model, layout, memory, split, identity, remote)
 
     def batches(self, world: World) -> Batches:
-        """The batches of this rank: of n replicas that are runs of their own, this one's parts of them."""
+        """Return the batches of this rank: of n replicas that are runs of their own, this one's parts of them."""
         config = self.config
         data = self.config.data
         runs = self.config.replicas.count
@@ -117,7 +117,7 @@ class RunPlan:
 
     @property
     def named_holdouts(self) -> dict[str, TokenSequences]:
-        """All holdouts, by name: that of data.holdout by ""."""
+        """Return all holdouts, by name: that of data.holdout by ""."""
         return {"": self.holdout, **self.holdouts}
 
     @property
@@ -133,7 +133,7 @@ class RunPlan:
 
     @property
     def tokenizer(self) -> TokenizerRecord:
-        """The tokenizer of all data."""
+        """Return the tokenizer of all data."""
         return self.train.first.manifest.tokenizer
 
     @property
@@ -236,7 +236,7 @@ def _require_different_sets(parts: Sequence[TokenSequences]) -> None:
 
 
 def given_model(config: TrainConfig) -> ModelConfig:
-    """The options of the model; those of a run that starts from a checkpoint are the checkpoint's, if not given.
+    """Return the options of the model; those of a run that starts from a checkpoint are the checkpoint's, if not given.
 
     Sequences beyond its context make that longer. Raises UsageError where learned positions forbid it.
     """
@@ -273,7 +273,7 @@ def _check_experts(config: TrainConfig, model: ModelConfig) -> None:
 
 
 def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfig) -> list[str]:
-    """A line for each option that another one leaves without effect, or to odd effect.
+    """Return a line for each option that another one leaves without effect, or to odd effect.
 
     `model` and `layout` are resolved.
     """

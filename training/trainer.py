@@ -267,7 +267,7 @@ class Trainer:
 
     @property
     def skipped(self) -> bool:
-        """True if the last step's update was skipped."""
+        """Return whether the last step's update was skipped."""
         return bool(self.stability.fault)
 
     def report(self) -> None:

@@ -134,7 +134,7 @@ def note_compilation(sketch: Sketch, quiet: bool = False) -> None:
 
 
 def _has_fixed_shingles(sketch: Sketch) -> bool:
-    """Whether a shingle of an ASCII form begins at each byte, and has a length that the kernels hash at once."""
+    """Return whether a shingle of an ASCII form begins at each byte, and has a length that the kernels hash at once."""
     longest = ONE_BLOCK_BYTES if HASH_FAMILIES[sketch.hash].shingle_hash == SHA1 else MAX_BYTES
     return sketch.unit == "character" and sketch.width <= longest
 

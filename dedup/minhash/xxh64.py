@@ -21,7 +21,7 @@ def _rotate_left(value: np.uint64, bits: int) -> np.uint64:
 
 @kernel(inline="always")
 def _load_eight(data: np.ndarray, at: np.uintp) -> np.uint64:
-    """The eight bytes from data[at] on, little-endian."""
+    """Return the eight bytes from data[at] on, little-endian."""
     return _U(load_word(data, at)) | _U(_U(load_word(data, at + np.uintp(4))) << _U(32))
 
 

@@ -81,7 +81,7 @@ def integers(column: pa.Array | pa.ChunkedArray, name: str, path: Path) -> NDArr
 def encode_names(
     column: pa.Array | pa.ChunkedArray, path: Path, name: str = "file", missing: str | None = None
 ) -> pa.DictionaryArray:
-    """The column `name` of files, dictionary-encoded. InputError unless all its values are strings.
+    """Return the column `name` of files, dictionary-encoded. InputError unless all its values are strings.
 
     With `missing`, a name that is missing is that one.
     """
@@ -225,7 +225,7 @@ def write_tuple(path: Path, parts: Iterable[Iterable[bytes]]) -> None:
 
 
 def _pickle_body(value: Any) -> bytes:
-    """The pickle of a value that can be part of another pickle: without PROTO, frames, memo and STOP."""
+    """Return the pickle of a value that can be part of another pickle: without PROTO, frames, memo and STOP."""
     buffer = BytesIO()
     pickler = pickle.Pickler(buffer, _UNFRAMED)
     pickler.fast = True

@@ -61,7 +61,7 @@ class Mark(NamedTuple):
 
     @property
     def run(self) -> str:
-        """The name of the run."""
+        """Return the name of the run."""
         return self.path.name.removesuffix(_MARK_SUFFIX)
 
 
@@ -77,12 +77,12 @@ def mark_finished(folder: Path, run: str) -> None:
 
 
 def is_unfinished(folder: Path, run: str) -> bool:
-    """Whether `folder` has the run's mark."""
+    """Return whether `folder` has the run's mark."""
     return is_file(_mark_path(folder, run))
 
 
 def marks_in(folder: Path) -> Iterator[Mark]:
-    """The marks in a folder."""
+    """Yield the marks in a folder."""
     for name in sorted(list_names(folder / STATE_DIR)):
         if name.endswith(_MARK_SUFFIX):
             path = folder / STATE_DIR / name

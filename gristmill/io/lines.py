@@ -127,7 +127,7 @@ def read_chunks(path: Path, gunzip: Callable[[BinaryIO], Iterator[bytes]] | None
 
 
 def without_mark(content: bytes) -> bytes:
-    """The first line of a file, or all of it, without a byte order mark."""
+    """Return the first line of a file, or all of it, without a byte order mark."""
     return content if isinstance(content, CutLine) else content.removeprefix(_BYTE_ORDER_MARK)
 
 
@@ -144,7 +144,7 @@ def damaged_stream(path: Path, last_good: str, error: CorruptStream) -> InputErr
 
 
 def compression_in(name: str, first: bytes) -> str:
-    """The compression of a file by its first bytes, or else by its name; '' for none.
+    """Return the compression of a file by its first bytes, or else by its name; '' for none.
 
     >>> compression_in("a.jsonl", bytes.fromhex("1f8b08")), compression_in("a.jsonl.gz", b'{"text": 1}')
     ('gz', '')
@@ -158,7 +158,7 @@ def compression_in(name: str, first: bytes) -> str:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a local file is compressed, by its first bytes or its name."""
+    """Return whether a local file is compressed, by its first bytes or its name."""
     with path.open("rb") as file:
         return bool(compression_in(path.name, file.read(FIRST)))
 

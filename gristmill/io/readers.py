@@ -85,12 +85,12 @@ def plan_slices(file: CorpusFile) -> list[Slice]:
 
 
 def is_cut(file: CorpusFile) -> bool:
-    """Whether a file is so large that it is cut into several slices, in a format that can be."""
+    """Return whether a file is so large that it is cut into several slices, in a format that can be."""
     return file.size > SLICE_BYTES and (_format(file.name) == "parquet" or _is_plain_lines(file.name))
 
 
 def find_cuts(file: CorpusFile, slice_bytes: int) -> list[SliceStart]:
-    """Where the slices of a .jsonl or .parquet file start, about `slice_bytes` apart."""
+    """Return where the slices of a .jsonl or .parquet file start, about `slice_bytes` apart."""
     if not _is_plain_lines(file.name):
         return row_group_cuts(file.path, file.size, slice_bytes)
     if is_compressed(file.path):  # though its name does not say so
@@ -293,7 +293,7 @@ def _what_is_left(record: Record) -> tuple[bytes | dict[str, Any], int]:
 
 
 def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
-    """The (row, line) of every line that is not blank; no line is kept, as a long one is the caller's alone."""
+    """Return the (row, line) of every line that is not blank; no line is kept, as a long one is the caller's alone."""
     encoding = part.reading.encoding
     is_checked = part.start > 0 or _format(part.name) != "json"
     rows = count(part.first_row)

@@ -52,12 +52,12 @@ class BadRecord(NamedTuple):
 
 
 def line_of(record: object, row: int) -> int:
-    """The line of a record in its file, counted from 1; of a table, its row."""
+    """Return the line of a record in its file, counted from 1; of a table, its row."""
     return (record.line if isinstance(record, BadRecord) else None) or row + 1
 
 
 def parse_fields(line: bytes) -> dict[str, Any]:
-    """The fields of a line of JSON as raw JSON (msgspec.Raw), in their order. Raises Malformed.
+    """Return the fields of a line of JSON as raw JSON (msgspec.Raw), in their order. Raises Malformed.
 
     >>> {name: bytes(value) for name, value in parse_fields(b'{"text": "a", "x": [NaN, 1.0]}').items()}
     {'text': b'"a"', 'x': b'[NaN, 1.0]'}
@@ -73,7 +73,7 @@ def parse_fields(line: bytes) -> dict[str, Any]:
 
 
 def _is_utf8(line: bytes) -> bool:
-    """Whether a line is UTF-8; a long one is not decoded whole, which may take four times its memory."""
+    """Return whether a line is UTF-8; a long one is not decoded whole, which may take four times its memory."""
     if line.isascii():
         return True
     view = memoryview(line)
@@ -128,7 +128,7 @@ def decode_value(raw: msgspec.Raw) -> Any:
 
 
 def decode_bytes(content: bytes, encoding: str) -> str:
-    """The text of bytes. Raises Malformed, which names the encoding, if they are not in it."""
+    """Return the text of bytes. Raises Malformed, which names the encoding, if they are not in it."""
     try:
         return content.decode(encoding)
     except UnicodeError:
@@ -149,7 +149,7 @@ def join_messages(fields: dict[str, Any], column: str, message: str) -> str:
 
 
 def take_text(fields: dict[str, Any], column: str, encoding: str = "utf-8") -> str:
-    """The text of a field in other fields, named as `meta.text`, or of a template, `{title}\\n\\n{meta.body}`.
+    """Return the text of a field in other fields, named as `meta.text`, or of a template, `{title}\\n\\n{meta.body}`.
 
     A field of the whole name comes first. In a template a null is no text, a number is one, a list or an object has a
     line for each of its values, and {*} is all fields. Raises Malformed.
@@ -172,7 +172,7 @@ def take_text(fields: dict[str, Any], column: str, encoding: str = "utf-8") -> s
 
 
 def fields_named(column: str) -> list[str]:
-    """The fields that a template names, or the column itself.
+    """Return the fields that a template names, or the column itself.
 
     >>> fields_named("meta.text"), fields_named("{title}: {body}")
     (['meta.text'], ['title', 'body'])
@@ -267,7 +267,7 @@ def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
 
 
 def _space(text: str, at: int) -> int:
-    """The place of the first character from `at` that is not white space."""
+    """Return the place of the first character from `at` that is not white space."""
     found = _SPACE.match(text, at)
     assert found is not None
     return found.end()
@@ -308,7 +308,7 @@ def read_csv(
 
 
 def _records(columns: list[str], rows: Any, delimiter: str, fault: str) -> Iterator[dict[str, str] | BadRecord]:
-    """The records of a csv.reader after the header, each with the line in which it begins."""
+    """Yield the records of a csv.reader after the header, each with the line in which it begins."""
     line = rows.line_num + 1
     try:
         for row in rows:

@@ -63,7 +63,7 @@ class TokenMasks:
 
     @property
     def targets(self) -> int:
-        """Number of tokens that are targets."""
+        """Return the number of tokens that are targets."""
         return sum(record.targets for record in self.records.values())
 
     @property

@@ -209,7 +209,7 @@ class SentencePieceTokenizer:
         return ids
 
     def encode_with_special_tokens(self, text: str) -> list[int]:
-        """The ids of a text, with the tokens that the tokenizer itself begins or ends a text with."""
+        """Return the ids of a text, with the tokens that the tokenizer itself begins or ends a text with."""
         begin = self.model.bos_id()
         return [begin, *self.encode(text)] if begin >= 0 else self.encode(text)
 

@@ -102,7 +102,7 @@ class Rejects:
 
 
 def schema_of(pieces: Iterable[Path], name: str) -> pa.Schema:
-    """The schema of the records in some .jsonl.zst files, written for the file `name`.
+    """Return the schema of the records in some .jsonl.zst files, written for the file `name`.
 
     UsageError for a field whose values have types that no column holds.
     """

@@ -53,22 +53,22 @@ class _Dataset:
             self._trees = {}
 
     def held(self, key: str) -> Tree | None:
-        """The tree of a folder that has been listed, and is `key` or above it."""
+        """Return the tree of a folder that has been listed, and is `key` or above it."""
         return next((tree for top, tree in self._trees.items() if not top or f"{key}/".startswith(f"{top}/")), None)
 
     def tree(self, key: str) -> Tree:
-        """A tree with the folder `key`, which is listed if need be."""
+        """Return a tree with the folder `key`, which is listed if need be."""
         held = self.held(key)
         if held is None:
             held = self._trees[key] = Tree(self._list(key))
         return held
 
     def url(self, key: str) -> str:
-        """Where a file is fetched."""
+        """Return where a file is fetched."""
         return f"{_endpoint()}/datasets/{self.id}/resolve/{quote(self.revision, safe='')}/{quote(key)}"
 
     def ask_for(self, key: str) -> FileInfo | None:
-        """The FileInfo of one file, asked of the Hub; None if there is none."""
+        """Return the FileInfo of one file, asked of the Hub; None if there is none."""
         data = {"paths": [key], "expand": False}
         found, _ = _ask(self._name, f"{self._api}/paths-info/{self._at_commit()}", method="POST", data=data)
         return next((_info(entry) for entry in found if entry["type"] == "file"), None)
@@ -111,12 +111,12 @@ def refresh(name: ObjectName) -> None:
 
 
 def tree(name: ObjectName) -> Tree:
-    """A tree of the dataset with a folder in it."""
+    """Return a tree of the dataset with a folder in it."""
     return _dataset(name).tree(name.key)
 
 
 def find_file(name: ObjectName) -> FileInfo | None:
-    """The FileInfo of a file, None if there is none."""
+    """Return the FileInfo of a file, None if there is none."""
     dataset = _dataset(name)
     held = dataset.held(name.key)  # an empty one may be that of a file
     if not name.key or (held and held.files):
@@ -159,7 +159,7 @@ def _open(name: ObjectName) -> _Dataset:
 
 
 def _ask(name: ObjectName, url: str, method: Any = "GET", **options: Any) -> tuple[Any, str]:
-    """The JSON that the Hub answers, and the URL of the next page or ''. Raises FileNotFoundError."""
+    """Return the JSON that the Hub answers, and the URL of the next page or ''. Raises FileNotFoundError."""
     with hub_library(name):
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 

@@ -30,7 +30,7 @@ class Tree:
         self._names = list(self.files)
 
     def below(self, folder: str) -> Iterator[tuple[str, FileInfo]]:
-        """The files below a folder in it ('': itself), by name relative to that."""
+        """Yield the files below a folder in it ('': itself), by name relative to that."""
         top = f"{folder}/" if folder else ""
         for name in islice(self._names, bisect_left(self._names, top), None):
             if not name.startswith(top):
@@ -38,7 +38,7 @@ class Tree:
             yield name[len(top) :], self.files[name]
 
     def level(self, folder: str) -> Level:
-        """The folders and the files directly in a folder in it."""
+        """Return the folders and the files directly in a folder in it."""
         top = f"{folder}/" if folder else ""
         folders = list[str]()
         files = dict[str, FileInfo]()
@@ -78,7 +78,7 @@ def keep_listing(folder: Path) -> Iterator[None]:
 
 
 def kept_tree(name: ObjectName, list_all: Callable[[Path], Iterable[tuple[str, FileInfo]]]) -> tuple[Tree, str] | None:
-    """The listing that is kept here with a folder in it, and the folder's name in it; None if there is none.
+    """Return the listing that is kept here with a folder in it, and the folder's name in it; None if there is none.
 
     `list_all` lists the files below the kept folder when it is first asked for.
     """

@@ -41,7 +41,7 @@ def lease_seconds() -> float:
 
 
 def seconds_in(variable: str, default: int, hint: str = "") -> float:
-    """The seconds that an environment variable gives. Raises UsageError for what is none."""
+    """Return the seconds that an environment variable gives. Raises UsageError for what is none."""
     given = os.environ.get(variable, str(default))
     seconds = 0.0
     with suppress(ValueError):
@@ -161,7 +161,7 @@ class Lease:
 
 
 def is_held(heartbeat: Path) -> bool:
-    """Whether the lease with this `heartbeat` is held, as a worker of its holder sees it.
+    """Return whether the lease with this `heartbeat` is held, as a worker of its holder sees it.
 
     Holder and workers may have been stopped for so long that another process has taken over: the worker waits until the
     holder has renewed the lease, or ends; so it does if somebody has removed the file. Raises StorageError if neither
@@ -178,7 +178,7 @@ def is_held(heartbeat: Path) -> bool:
 
 
 def _process_of(data: bytes) -> str:
-    """The process whose lease has this content."""
+    """Return the process whose lease has this content."""
     return data.decode(errors="replace").partition("\n")[2].partition("\n")[0]
 
 
@@ -265,7 +265,7 @@ def _file_lock(path: Path, quiet: bool, shared: bool, while_waiting: Callable[[]
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the local lock file `path` alone."""
+    """Return whether a process holds the local lock file `path` alone."""
     with path.open("rb") as file:
         return not _try_lock(file, fcntl.LOCK_SH)
 
@@ -281,7 +281,7 @@ def hold_worker_lock(path: Path) -> None:
 
 
 def workers_path(path: Path) -> Path:
-    """The lock file that the workers of a run share, next to the stage's own."""
+    """Return the lock file that the workers of a run share, next to the stage's own."""
     return path.with_name(path.name + _WORKERS)
 
 

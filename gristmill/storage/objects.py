@@ -76,7 +76,7 @@ def list_level(folder: Path) -> Level:
 
 
 def find_object(path: Path) -> FileInfo | None:
-    """The FileInfo of an object, None if there is none."""
+    """Return the FileInfo of an object, None if there is none."""
     name = object_name(path)
     try:
         return _info(_repeated(path, lambda: obstore.head(_store(name), name.key))) if name.key else None
@@ -196,7 +196,7 @@ def _info(meta: Any) -> FileInfo:
 
 
 def _tag(meta: Any) -> str:
-    """The ETag, in quotes as in answers' headers; Azure's listings have it without."""
+    """Return the ETag, in quotes as in answers' headers; Azure's listings have it without."""
     tag = meta["e_tag"] or ""
     return f'"{tag}"' if tag and not tag.endswith('"') else tag
 

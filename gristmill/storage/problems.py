@@ -71,7 +71,7 @@ class Refusal(NamedTuple):
 
     @property
     def is_of_keys(self) -> bool:
-        """Whether the credentials are missing or wrong."""
+        """Return whether the credentials are missing or wrong."""
         is_missing = "credential" in self.words.lower() or not self.servers.isdisjoint(_KEY_SERVERS)
         return is_missing or self.code in _WRONG_KEYS or self.status == "401"
 
@@ -88,17 +88,17 @@ def reject_bucket(name: ObjectName) -> None:
 
 
 def has_controls(key: str) -> bool:
-    """Whether a key has characters that no request can name."""
+    """Return whether a key has characters that no request can name."""
     return _CONTROL.search(key) is not None
 
 
 def explain_control(name: ObjectName) -> UsageError:
-    """The error for a key, given or made by us, with such characters."""
+    """Return the error for a key, given or made by us, with such characters."""
     return UsageError(f"{name.url!r} has {_WITHOUT_CONTROLS}; give another name")
 
 
 def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillError:
-    """The error for a user that the message of an object store amounts to.
+    """Return the error for a user that the message of an object store amounts to.
 
     A UsageError if repeating the request cannot help, else a StorageError.
     """

@@ -92,7 +92,7 @@ class DataRun:
 
     @property
     def text_column(self) -> str:
-        """The field of the documents that holds the text."""
+        """Return the field of the documents that holds the text."""
         return str(self.options.get("text_column", "text"))
 
     @property

@@ -39,17 +39,17 @@ class RunContext:
 
     @property
     def out(self) -> Path:
-        """The folder of the run."""
+        """Return the folder of the run."""
         return self.config.out
 
     @property
     def facts(self) -> Path:
-        """The facts of the documents that are filtered, compared and mixed."""
+        """Return the facts of the documents that are filtered, compared and mixed."""
         return self.out / "facts"
 
     @property
     def fact_steps(self) -> list[DocumentStep]:
-        """The steps that note what documents are filtered, compared and mixed by."""
+        """Return the steps that note what documents are filtered, compared and mixed by."""
         scores = [score_step(name, options) for name, options in self.config.scores.items()]
         steps: list[DocumentStep] = [TextDigest(), Fingerprint(self.config.sketch), *scores]
         if self.config.counting_tokenizer:
@@ -58,37 +58,37 @@ class RunContext:
 
     @property
     def short_documents(self) -> Path:
-        """The key set of the documents that are too short."""
+        """Return the key set of the documents that are too short."""
         return self.out / "filtered.pickle"
 
     @property
     def low_scores(self) -> Path | None:
-        """The key set of the documents whose scores are too low; None if nothing is scored."""
+        """Return the key set of the documents whose scores are too low; None if nothing is scored."""
         return self.out / "low_scores.parquet" if self.config.scores else None
 
     @property
     def bands(self) -> Path | None:
-        """The bands of a score, by which documents are weighed; None without."""
+        """Return the bands of a score, by which documents are weighed; None without."""
         has_bands = any(options.bands for options in self.config.scores.values())
         return self.out / "score_bands.json" if has_bands else None
 
     @property
     def exact_pairs(self) -> Path:
-        """The lines of exact copies; the table of the same pairs is next to it."""
+        """Return the lines of exact copies; the table of the same pairs is next to it."""
         return self.out / "dup" / "duplicate_pairs_exact.txt"
 
     @property
     def clusters(self) -> Path:
-        """The table of the clusters of near-duplicates."""
+        """Return the table of the clusters of near-duplicates."""
         return self.out / "dup" / "connected_components.parquet"
 
     @property
     def duplicates(self) -> Path:
-        """The table of the duplicates to remove."""
+        """Return the table of the duplicates to remove."""
         return duplicates_path(self.config)
 
     def tokens(self, name: str) -> Path:
-        """The folder of the token shards of a set, train or holdout."""
+        """Return the folder of the token shards of a set, train or holdout."""
         return self.out / "tokens" / name
 
 

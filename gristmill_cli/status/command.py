@@ -70,7 +70,7 @@ class RunStatus(msgspec.Struct):
 
     @property
     def line(self) -> str:
-        """All but the processes, in one line."""
+        """Return all but the processes, in one line."""
         parts = [f"{self.name} in {self.folder}: {self.state}"]
         if self.tasks:
             taken = f", {self.tasks_running:,} taken" if self.tasks_running else ""
@@ -144,7 +144,7 @@ def _state_folders(out: Path, depth: int = _DEPTH) -> Iterator[Path]:
 
 
 def _find_work(state: Path, name: str, has_queue: bool) -> Iterator[RunStatus]:
-    """The work of a name in a state folder, if one runs, was killed or, with --shard, has ended."""
+    """Yield the work of a name in a state folder, if one runs, was killed or, with --shard, has ended."""
     lock = state / f"{name}{_LOCK}"
     queue = TaskQueue(state / f"{name}{_QUEUE}")
     holder = next((data.decode(errors="replace").partition("\n")[0] for data in read_files([lock]) if data), "")
@@ -246,7 +246,7 @@ def _table(processes: list[WorkingProcess]) -> Table:
 
 
 def stages_of_run(out: Path, state: str) -> dict[str, str]:
-    """The stages of the run in `out`, which is in this state, in order; none if there is no run."""
+    """Return the stages of the run in `out`, which is in this state, in order; none if there is no run."""
     options = recorded_options(out)
     if "dedup" not in options:  # a training run has a file of the same name
         return {}

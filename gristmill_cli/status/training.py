@@ -40,7 +40,7 @@ class TrainingStatus(msgspec.Struct):
 
     @property
     def lines(self) -> list[str]:
-        """The status in words."""
+        """Return the status in words."""
         starts = f", {count_of(self.starts, 'start')}" if self.starts else ""
         where = f" on {self.host}, {count_of(self.processes, 'process', 'processes')}" if self.host else ""
         lines = [f"training: {self.state}, step {self.steps:,} of {self.total_steps:,}{where}{starts}"]

@@ -20,7 +20,7 @@ class PlainPowerSGD:
         self.errors = [torch.zeros((), dtype=q.dtype)] * replicas
 
     def sum(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The approximate sum of the replicas' gradients; what is left out is added to the next ones."""
+        """Return the approximate sum of the replicas' gradients; what is left out is added to the next ones."""
         deltas = [gradient + error for gradient, error in zip(gradients, self.errors, strict=True)]
         p = orthonormal(torch.stack([delta @ self.q for delta in deltas]).sum(0))
         own = [delta.T @ p for delta in deltas]
@@ -50,7 +50,7 @@ class PlainInt8:
         self.errors = [torch.zeros(())] * replicas
 
     def sum(self, rows: Sequence[Tensor]) -> Tensor:
-        """The approximate sum (L,) of the replicas' rows; what is left out is added to the next ones."""
+        """Return the approximate sum (L,) of the replicas' rows; what is left out is added to the next ones."""
         count = len(rows)
         length = len(rows[0])
         chunk = -(-length // (BLOCK * count)) * BLOCK

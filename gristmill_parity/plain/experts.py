@@ -81,7 +81,7 @@ class PlainExperts:
         return torch.einsum("bte,bted->btd", shares, outputs)
 
     def _weights(self, name: str, x: Tensor) -> Tensor:
-        """The weight of each expert for each token, zero for those that were not chosen: (B, T, E)."""
+        """Return the weight of each expert for each token, zero for those that were not chosen: (B, T, E)."""
         how = self.routing
         logits = x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", torch.zeros(()))
         scores = 1 / (1 + (-logits).exp()) if how.sigmoid else logits.exp() / logits.exp().sum(-1, keepdim=True)

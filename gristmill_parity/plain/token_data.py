@@ -92,7 +92,7 @@ def unigram_loss(
 
 
 def evaluation_batch(tokens: PlainTokens, sequences: int) -> PlainBatch:
-    """The first sequences of a holdout."""
+    """Return the first sequences of a holdout."""
     return _batch([tokens.sequence(number) for number in range(sequences)], [0] * sequences)
 
 
@@ -141,7 +141,7 @@ class PlainOrder:
         return self.batch_size
 
     def _sequence(self, place: int) -> tuple[Integers, Integers, Integers]:
-        """The sequence at a place of the order."""
+        """Return the sequence at a place of the order."""
         number = 0
         name = ""
         if len(self.sets) > 1:
@@ -166,7 +166,7 @@ class PlainOrder:
 
 
 def permuted(index: int, size: int, key: int) -> int:
-    """Where a keyed permutation of 0 … size - 1 sends `index`: a Feistel network on a grid that is about square.
+    """Return where a keyed permutation of 0 … size - 1 sends `index`: a Feistel network on a grid that is about square.
 
     Row and column are rotated in turns by a hash of the other, 12 times; what falls outside is sent on.
     """
@@ -191,7 +191,7 @@ def _batch(rows: Sequence[tuple[Integers, Integers, Integers]], names: Sequence[
 
 
 def _key(name: str) -> int:
-    """The 64 bits by which a name's random numbers are drawn, as a signed integer."""
+    """Return the 64 bits by which a name's random numbers are drawn, as a signed integer."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
 
 
@@ -204,6 +204,6 @@ def _splitmix64(counter: int, key: int) -> int:
 
 
 def _signed(value: int) -> int:
-    """The integer that 64 bits are in two's complement."""
+    """Return the integer that 64 bits are in two's complement."""
     value %= _WORD
     return value - _WORD if value >> 63 else value

@@ -36,7 +36,7 @@ class Copy:
 
     @property
     def divisor(self) -> int:
-        """What the sum of terms is divided by: where ranks have terms of a mean."""
+        """Return what the sum of terms is divided by: where ranks have terms of a mean."""
         return mean_divisor(self.held)
 
     def values(self) -> Array:

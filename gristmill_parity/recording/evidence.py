@@ -36,11 +36,11 @@ class Evidence:
         self.partial = tuple(piece.partial)
 
     def explains(self, other: Array) -> bool:
-        """True if the tensor is `other`, up to rounding."""
+        """Return whether the tensor is `other`, up to rounding."""
         return self._left(self.values, other) <= max(EXPLAINED * self.off, min(self.tolerance, 0.4 * self.off))
 
     def box_explains(self, other: Array, copy: Copy) -> bool:
-        """True if the values of a copy are `other`, a box, up to rounding, and not what is expected."""
+        """Return whether the values of a copy are `other`, a box, up to rounding, and not what is expected."""
         values = copy.values()
         off = float(np.linalg.norm(values - take(self.expected, copy.index)))
         share = self.tolerance * (values.size / max(1, self.expected.size)) ** 0.5

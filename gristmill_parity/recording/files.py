@@ -163,7 +163,7 @@ class Recording:
 
     @property
     def axis_sizes(self) -> dict[str, int]:
-        """The number of ranks along each axis."""
+        """Return the number of ranks along each axis."""
         sizes = dict[str, int]()
         for rank in self.ranks:
             sizes |= {name: size for name, (_, size) in rank.axes.items()}

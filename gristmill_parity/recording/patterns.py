@@ -57,7 +57,7 @@ def _zero(evidence: Evidence) -> Pattern | None:
 
 
 def _zero_term(evidence: Evidence) -> Pattern | None:
-    """A sum of which one rank's term, or one micro-batch's, is zero."""
+    """Return a sum of which one rank's term, or one micro-batch's, is zero."""
     terms = [held for copy in evidence.copies for held in copy.held]
     for axis in evidence.partial:
         zero = {coordinate(held, axis) for held in terms if not held.entry.norm}
@@ -73,7 +73,7 @@ def _zero_term(evidence: Evidence) -> Pattern | None:
 
 
 def _stale(evidence: Evidence) -> Pattern | None:
-    """What the tensor was a step before, or with that of the step before added."""
+    """Return what the tensor was a step before, or with that of the step before added."""
     key = evidence.key
     earlier = [Key(step, key.name, kind) for step, kind in _earlier(key)]
     for before in earlier:
@@ -146,7 +146,7 @@ def _ratio(values: Array, expected: Array) -> float:
 
 
 def _factor(evidence: Evidence, only_round: bool = True) -> Pattern | None:
-    """A multiple: by default of a number of ranks."""
+    """Return a multiple: by default of a number of ranks."""
     ratio = _ratio(evidence.values, evidence.expected)
     if abs(ratio - 1) < 1e-9 or not evidence.explains(ratio * evidence.expected):
         return None
@@ -206,7 +206,7 @@ def _own_terms(evidence: Evidence) -> list[Held]:
 
 
 def _terms(evidence: Evidence) -> Pattern | None:
-    """A sum from which a rank's term is missing, or has it twice."""
+    """Return a sum from which a rank's term is missing, or has it twice."""
     held = _own_terms(evidence)
     axes = tuple(held[0].entry.piece.partial) if held else ()
     if not axes or evidence.key.kind != "gradient":
@@ -257,7 +257,7 @@ def _sum_of(held: Sequence[Held], shape: tuple[int, ...]) -> Array:
 
 
 def _box_factor(evidence: Evidence) -> Pattern | None:
-    """A factor of the worst piece alone, or of some slices."""
+    """Return a factor of the worst piece alone, or of some slices."""
     expected = take(evidence.expected, evidence.worst.index)
     if expected.size < 2:
         return None
@@ -346,7 +346,7 @@ def _describe_shift(evidence: Evidence, dim: int, shift: int, axes: tuple[str, .
 
 
 def _exchanged(evidence: Evidence) -> Pattern | None:
-    """A rank's piece that is another rank's."""
+    """Return a rank's piece that is another rank's."""
     shape = take(evidence.expected, evidence.worst.index).shape
     seen = set[object]()
     for copy in evidence.copies:

@@ -44,7 +44,7 @@ class Verdict:
 
     @property
     def is_clean(self) -> bool:
-        """True if no tensor is outside its tolerance."""
+        """Return whether no tensor is outside its tolerance."""
         return self.pattern.kind == "none"
 
     @property

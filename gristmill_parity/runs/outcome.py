@@ -39,7 +39,7 @@ def read_outcome(run: Path, case: RunCase) -> GlobalResult:
 
 
 def _weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint, read by torch, by name."""
+    """Return the weights of a checkpoint, read by torch, by name."""
     reader = dcp.FileSystemReader(checkpoint)
     state: dict[str, Any] = {}
     for key, stored in reader.read_metadata().state_dict_metadata.items():

@@ -65,7 +65,7 @@ def _learning_rate(step: int, case: RunCase) -> float:
 
 
 def _tokens(read: PlainBatch, case: RunCase) -> tuple[TokenBatch, int]:
-    """A batch as models take it, and its number of targets."""
+    """Return a batch as models take it, and its number of targets."""
     positions = torch.from_numpy(read.positions) if case.documents else None
     ids, targets, samples = (torch.from_numpy(values) for values in (read.ids, read.targets, read.sample_ids))
     return TokenBatch(ids, targets, samples, positions), int((targets != IGNORED).sum())

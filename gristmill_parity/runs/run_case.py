@@ -33,7 +33,7 @@ class RunCase(Case):
 
     @classmethod
     def of_layouts(cls, preset: Preset, before: ParallelConfig, after: ParallelConfig, **options: Any) -> "RunCase":
-        """A run that begins under one layout and resumes under another."""
+        """Return a run that begins under one layout and resumes under another."""
         options = {"steps": 6, "optimizer": "adamw", "reference": "plain decoder", **options}
         model = small_model(preset, _ENOUGH_LAYERS, HEADS, sparse=options.get("sparse", ""))
         layout, resumed = (each.resolve(each.processes, model, SEQ_LEN) for each in (before, after))
@@ -73,7 +73,7 @@ class RunCase(Case):
 
     @property
     def evaluations(self) -> list[int]:
-        """The steps after which the run is evaluated, the last one too."""
+        """Return the steps after which the run is evaluated, the last one too."""
         every = range(EVALUATE_EVERY, self.steps + 1, EVALUATE_EVERY)
         return sorted({*every, self.steps})
 

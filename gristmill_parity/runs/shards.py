@@ -38,7 +38,7 @@ def _write_shard(folder: Path, name: str, size: int, random: np.random.Generator
 
 
 def train_folders(folder: Path, sets: int) -> list[Path]:
-    """The first `sets` data sets to train on."""
+    """Return the first `sets` data sets to train on."""
     return [folder / name for name in TRAIN[:sets]]
 
 

@@ -35,7 +35,7 @@ class Stint:
 
     @property
     def config(self) -> TrainConfig:
-        """The options of the run."""
+        """Return the options of the run."""
         case = self.case
         train = train_folders(self.folder, max(1, len(case.weights)))
         parameters: OffloadTarget = case.offload if self.layout.zero == 3 else "device"

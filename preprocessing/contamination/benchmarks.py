@@ -146,7 +146,7 @@ def _write_rows(writer: pa.ipc.RecordBatchFileWriter, rows: list[tuple[str, str,
 
 
 def _ngrams(keys: NDArray[np.uint64], item: int, mark: int = 0) -> NDArray:
-    """The n-grams of an item for the sorter, by the words where they begin."""
+    """Return the n-grams of an item for the sorter, by the words where they begin."""
     found = np.empty(len(keys), _NGRAM)
     found["key"], found["item"], found["word"] = keys, item, np.arange(len(keys)) | mark
     return found
@@ -242,7 +242,7 @@ def _is_shared(table: NDArray) -> NDArray[np.bool_]:
 
 
 def _differs(sorted_values: NDArray) -> NDArray[np.bool_]:
-    """Whether each value is another than the one before."""
+    """Return whether each value is another than the one before."""
     found = np.ones(len(sorted_values), bool)
     found[1:] = sorted_values[1:] != sorted_values[:-1]
     return found
@@ -273,7 +273,7 @@ class Benchmarks:
         self.words_of = lru_cache(_WORDS_HELD)(self._words_of)
 
     def keys_in(self, words: TextWords) -> NDArray[np.uint64]:
-        """The different keys of exact n-grams of the index that a text has, ascending."""
+        """Return the different keys of exact n-grams of the index that a text has, ascending."""
         hits = [hashes[at] for _, hashes, at, _ in self._hits(words)]
         return np.unique(np.concatenate([_NO_KEYS, *hits]))
 
@@ -293,7 +293,7 @@ class Benchmarks:
         return sorted(matches, key=lambda match: (match.start, match.item))
 
     def find_exact(self, words: TextWords, least: int) -> Iterator[Match]:
-        """The runs of items of which a text has `least` different n-grams or more."""
+        """Yield the runs of items of which a text has `least` different n-grams or more."""
         found = defaultdict[tuple[int, int, int], list[int]](list)
         ngrams = defaultdict[int, set[int]](set)
         for length, _, positions, firsts in self._hits(words):
@@ -322,7 +322,7 @@ class Benchmarks:
                 yield Match(item, len(ngrams[item]), *span, share, near=False)
 
     def find_near(self, words: TextWords) -> Iterator[Match]:
-        """The near-duplicates of items in a text."""
+        """Yield the near-duplicates of items in a text."""
         if self.near is None:
             return
         for place in self.near.find(self._look_up(_keys(words.hashes, NEAR_LENGTH))):
@@ -371,7 +371,7 @@ class Benchmarks:
 
 
 def _mapped(path: Path, dtype: np.dtype) -> NDArray:
-    """The records of a file, whose pages all processes share."""
+    """Return the records of a file, whose pages all processes share."""
     with wrap_read_errors(path):
         return np.asarray(np.memmap(path, dtype, "c")) if path.stat().st_size else np.empty(0, dtype)
 

@@ -68,7 +68,7 @@ class NearSearch:
         self._touched = np.empty(len(sizes), np.int64)
 
     def find(self, found: NDArray[np.int64]) -> Iterator[NearPlace]:
-        """The places in a text, of whose n-grams (n) `found` has the first entry in the index, or −1."""
+        """Yield the places in a text, of whose n-grams (n) `found` has the first entry in the index, or −1."""
         count = _count_items(found, self.keys, self.items, self._counts, self._touched)
         touched = np.sort(self._touched[:count])
         hits, self._counts[touched] = self._counts[touched], 0
@@ -85,7 +85,7 @@ class NearSearch:
     def _slide(
         self, found: NDArray[np.int64], items: NDArray[np.int64], hits: NDArray[np.int64], room: NDArray[np.int64]
     ) -> Iterator[NearPlace]:
-        """The places of some candidates, of which the text has so many n-grams, and a window `room` at most."""
+        """Return the places of some candidates, of which the text has so many n-grams, and a window `room` at most."""
         windows = np.zeros(len(items), _WINDOW)
         windows["need"], windows["width"], windows["room"], windows["span"] = (
             self.need[items], self.width[items], room, -1
@@ -123,7 +123,7 @@ def _count_items(
 
 @kernel
 def _is_outside(window: Any, ring: np.ndarray, end: int) -> bool:
-    """Whether a window that ends at a word of the text no longer has its oldest n-gram."""
+    """Return whether a window that ends at a word of the text no longer has its oldest n-gram."""
     return ring[window.ring + window.tail % window.room, 0] < end - window.width
 
 

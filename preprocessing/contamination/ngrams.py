@@ -85,7 +85,7 @@ def _room(words: int) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np
 
 
 def hash_ngrams(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
-    """The hash of each run of `length` words (n − length + 1, uint64)."""
+    """Return the hash of each run of `length` words (n − length + 1, uint64)."""
     hashes = np.empty(max(0, len(words) - length + 1), np.uint64)
     _hash_ngrams(words, length, hashes)
     return hashes
@@ -150,7 +150,7 @@ def _fold_word(word: str) -> str:
 
 @kernel
 def _is_escape(codes: np.ndarray, at: int) -> bool:
-    """Whether a character ends an escape of a JSON string, given that a backslash is before it."""
+    """Return whether a character ends an escape of a JSON string, given that a backslash is before it."""
     for code in _ESCAPED:  # noqa: SIM110  a kernel has no generators
         if codes[at] == code:
             return True

@@ -30,18 +30,18 @@ class _Code(str):
 
 
 def is_task_file(path: Path) -> bool:
-    """Whether a path is named as a task."""
+    """Return whether a path is named as a task."""
     return path.suffix in _SUFFIXES
 
 
 def task_files_in(folder: Path) -> list[Path]:
-    """The tasks in a folder or below, by name; not those that others include (_NAME), nor groups of tasks."""
+    """Return the tasks in a folder or below, by name; not those that others include (_NAME), nor groups of tasks."""
     found = (path for path in walk(folder) if is_task_file(path) and not path.name.startswith("_"))
     return sorted(path for path in found if "group" not in _read(path))
 
 
 def list_task(path: Path, template: str = ALL_FIELDS) -> list[CorpusFile]:
-    """The files of a task's records, named by the task; their text is each field that its templates name.
+    """Return the files of a task's records, named by the task; their text is each field that its templates name.
 
     Another `template` than ALL_FIELDS takes the place of the task's. Raises UsageError for a task that is made by code,
     whose data are not found, or which names no field; InputError if the file cannot be read.
@@ -165,7 +165,7 @@ def _listed(names: Any) -> list[str]:
 
 
 def _local(path: Path, name: str) -> CorpusFile:
-    """A file that a task names: from the working directory, as lm-eval takes it, or else next to the task."""
+    """Return a file that a task names: from the working directory, as lm-eval takes it, or else next to the task."""
     for found in (Path(name), path.parent / name):
         if exists(found) and is_file(found):
             info = file_info(found)
@@ -180,6 +180,6 @@ def _has(name: str, part: str) -> bool:
 
 
 def _suffixes(name: str) -> str:
-    """The suffixes by which a file is read: .jsonl.zst."""
+    """Return the suffixes by which a file is read: .jsonl.zst."""
     base = name.rpartition("/")[2]
     return base[base.index(".") :] if "." in base else ""

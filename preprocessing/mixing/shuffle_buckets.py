@@ -111,7 +111,7 @@ class BucketFile:
         return cls(path, [Frame(*frame) for frame in chosen.tolist()])
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """The rows of each frame, in the order of the file; InputError if the file is damaged.
+        """Yield the rows of each frame, in the order of the file; InputError if the file is damaged.
 
         The memory of a frame is held until the next is read.
         """
@@ -125,7 +125,7 @@ class BucketFile:
 
 
 def line_offsets(rows: pa.RecordBatch) -> NDArray[np.int64]:
-    """Where each line begins and ends (rows + 1, bytes) in the buffer of all lines."""
+    """Return where each line begins and ends (rows + 1, bytes) in the buffer of all lines."""
     lines = rows.column("line")
     if not len(lines):  # may have no buffer
         return np.zeros(1, np.int64)
@@ -169,7 +169,7 @@ class LineBuffer:
         self.size = size
 
     def view(self) -> NDArray[np.uint8]:
-        """All bytes (size), without a copy; read them before the next call of `append` or `clear`."""
+        """Return all bytes (size), without a copy; read them before the next call of `append` or `clear`."""
         if isinstance(self._stored, io.BytesIO):
             return np.frombuffer(self._stored.getbuffer(), np.uint8)
         if not self.size:
@@ -281,7 +281,7 @@ def open_scatter(
 
 
 def numbers_of(rows: pa.RecordBatch, column: str) -> NDArray[np.uint64]:
-    """A column of random numbers (n)."""
+    """Return a column of random numbers (n)."""
     return rows.column(column).to_numpy()
 
 
@@ -295,7 +295,7 @@ class Share:
     parts_a_bucket: int = 1
 
     def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of the part."""
+        """Return the rows of the part."""
         if self.parts_a_bucket == 1:
             return rows
         return rows.filter(pa.array(partition_of(numbers_of(rows, "draw"), self.parts) == self.part))
@@ -329,14 +329,14 @@ class BucketManifest(msgspec.Struct, forbid_unknown_fields=True):
             raise InputError(f"{path} is damaged or of an earlier version ({error}): run pass1 again") from error
 
     def files_of(self, folder: Path, parts: Iterable[int]) -> Iterator[tuple[int, FileSet]]:
-        """Each part, and the files that hold its rows: one set for all parts, or a set for each."""
+        """Yield each part, and the files that hold its rows: one set for all parts, or a set for each."""
         shared = FileSet(tuple(folder / name for name in self.bucket_files))
         for part in parts:
             paths = (part_path(parts_folder(folder), part, i) for i in range(self.files_a_part))
             yield part, shared if self.bucket_files else FileSet(tuple(paths))
 
     def share(self, part: int) -> Share:
-        """Where in its files the rows of a part are."""
+        """Return where in its files the rows of a part are."""
         if not self.bucket_files:
             return Share(part, self.parts)
         parts_a_bucket = self.parts // self.buckets
@@ -382,5 +382,5 @@ def wrap_damage(path: Path) -> Iterator[None]:
 
 
 def decompress(data: bytes) -> bytes:
-    """The content of a zstd frame. Raises ZstdError if it is damaged."""
+    """Return the content of a zstd frame. Raises ZstdError if it is damaged."""
     return zstandard.ZstdDecompressor().decompress(data)

@@ -55,7 +55,7 @@ def check_holdout(fraction: float) -> None:
 
 
 def find_limits(run: StageRun, input_dir: Path, manifest: BucketManifest, fraction: float, fan_in: int) -> Limits:
-    """The largest holdout number that is held out of each source.
+    """Return the largest holdout number that is held out of each source.
 
     Exactly `fraction` of the source's documents have a number up to it, and at least one of a source with two or more
     (unless `fraction` is 0).
@@ -129,7 +129,7 @@ class _Found:
 
     @property
     def memory(self) -> int:
-        """Bytes that the numbers of the rows of the part take, about."""
+        """Return the bytes that the numbers of the rows of the part take, about."""
         rows = sum(frame.rows for file in self.files for frame in file.frames)
         return _NUMBER_BYTES * rows // self.share.parts_a_bucket
 
@@ -185,7 +185,7 @@ def _load(found: _Found, sources: Sequence[str], lines: LineBuffer) -> pa.Record
 
 
 def _is_held_out(rows: pa.RecordBatch, limits: Sequence[int | None]) -> NDArray[np.bool_]:
-    """Whether each row (n) is held out, given the limit of each source."""
+    """Return whether each row (n) is held out, given the limit of each source."""
     has_limit = np.array([limit is not None for limit in limits], np.bool_)
     limit = np.array([limit or 0 for limit in limits], np.uint64)
     source = rows.column("source").to_numpy()
@@ -228,7 +228,7 @@ def _count(
 
 
 def _written(run: StageRun) -> Iterator[tuple[int, Path, Path]]:
-    """The parts that all calls of pass 2 have written: number, train file and holdout file."""
+    """Yield the parts that all calls of pass 2 have written: number, train file and holdout file."""
     for ledger in (run.ledger, *run.ledger.siblings):
         for (step, name), record in ledger.read().items():
             if step == SPLIT:

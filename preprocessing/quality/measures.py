@@ -44,7 +44,7 @@ def check_language() -> None:
 
 
 def identify(text: str) -> tuple[str, float]:
-    """The most likely language of a text, as its ISO code, and the model's probability, from 0 to 1.
+    """Return the most likely language of a text, as its ISO code, and the model's probability, from 0 to 1.
 
     Source: Joulin et al. 2016, "FastText.zip: Compressing text classification models"; the model is lid.176.ftz.
     """
@@ -158,12 +158,12 @@ class TextMeasures:
 
     @cached_property
     def language(self) -> tuple[str, float]:
-        """The most likely language and its probability."""
+        """Return the most likely language and its probability."""
         return identify(self.text)
 
     @cached_property
     def scripts(self) -> dict[str, float]:
-        """The share of each script in the letters."""
+        """Return the share of each script in the letters."""
         return script_shares(self.text)
 
     @cached_property
@@ -172,7 +172,7 @@ class TextMeasures:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines that are not blank."""
+        """Return the lines that are not blank."""
         return [line for line in self.text.split("\n") if line and not line.isspace()]
 
     @cached_property
@@ -181,7 +181,7 @@ class TextMeasures:
 
     @cached_property
     def real_words(self) -> tuple[int, int]:
-        """How many words are not signs alone, and their characters."""
+        """Return how many words are not signs alone, and their characters."""
         chosen = self.words.flags & SYMBOL == 0
         return int(np.count_nonzero(chosen)), int(self.words.length[chosen].sum())
 
@@ -207,7 +207,7 @@ class TextMeasures:
         return self.per_word(int(np.count_nonzero(self.words.flags & flag)))
 
     def stop_words(self) -> int:
-        """How many different stop words there are."""
+        """Return how many different stop words there are."""
         if self._stop_hashes is not None:
             return int(np.count_nonzero(np.isin(self._stop_hashes, self.words.hash)))
         found = int(np.bitwise_or.reduce(self.words.flags, initial=0)) >> 8
@@ -229,7 +229,7 @@ class TextMeasures:
 
 
 def _repeated(parts: list[str]) -> tuple[int, int]:
-    """How many parts came before, and their characters."""
+    """Return how many parts came before, and their characters."""
     if len(set(parts)) == len(parts):
         return 0, 0
     seen = set[str]()

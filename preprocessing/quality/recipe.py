@@ -209,18 +209,18 @@ class Recipe:
 
     @property
     def url_field(self) -> str:
-        """The field with a document's address, if a rule looks at it."""
+        """Return the field with a document's address, if a rule looks at it."""
         return next((step.field for step in self.steps if isinstance(step, UrlList)), "")
 
     @property
     def replaces(self) -> list[str]:
-        """The kinds of personal data that are replaced: mail, card, …"""
+        """Return the kinds of personal data that are replaced: mail, card, …"""
         rules = [step for step in self.steps if isinstance(step, PersonalRules)]
         return [kind for kind in REPLACEMENTS if any(getattr(step, kind) for step in rules)]
 
     @property
     def lists(self) -> Lists:
-        """The files of lists, by rule."""
+        """Return the files of lists, by rule."""
         paths = {step.name: step.path for step in self.steps if isinstance(step, WordList | UrlList)}
         return paths | {LANGUAGES: self.languages.path} if self.languages else paths
 
@@ -253,7 +253,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def read_recipe(name: str) -> str:
-    """The TOML of a recipe. Raises UsageError if there is none of that name."""
+    """Return the TOML of a recipe. Raises UsageError if there is none of that name."""
     path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
     if not name.endswith(".toml") and name not in shipped_recipes():
         raise UsageError(f"recipe {name!r}: expected a file FILE.toml or a name; {one_of(name, shipped_recipes())}")
@@ -267,7 +267,7 @@ def read_recipe(name: str) -> str:
 
 
 def parse_recipe(content: str, name: str, lists: Lists | None = None) -> Recipe:
-    """A recipe from TOML; `name` is that of its file, or of the package. Raises UsageError.
+    """Return a recipe from TOML; `name` is that of its file, or of the package. Raises UsageError.
 
     `lists`: where its lists are; by default as the TOML says, from the folder of the file.
     """

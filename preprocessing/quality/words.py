@@ -94,7 +94,7 @@ _HAVE_ENDINGS = frozenset(
 
 
 def script_shares(text: str) -> dict[str, float]:
-    """The share of each of SCRIPTS in the letters of a text, from 0 to 1.
+    """Return the share of each of SCRIPTS in the letters of a text, from 0 to 1.
 
     >>> {script: share for script, share in script_shares("Grain, зерно!").items() if share}
     {'latin': 0.5, 'cyrillic': 0.5}
@@ -134,7 +134,7 @@ def _is_sign(c: str) -> bool:
 
 
 def split_piece(piece: str) -> list[str]:
-    """The words of a text without spaces, in linear time.
+    """Return the words of a text without spaces, in linear time.
 
     >>> split_piece("(well-known,"), split_piece("don't"), split_piece("Mr."), split_piece("end."), split_piece("$5.20")
     (['(', 'well', '-', 'known', ','], ['do', "n't"], ['Mr.'], ['end', '.'], ['$', '5.20'])
@@ -283,7 +283,7 @@ class WordSplitter:
         return self
 
     def split(self, text: str) -> Words:
-        """The words of a text, in linear time."""
+        """Return the words of a text, in linear time."""
         return self._look_up(text.split())[0]
 
     def count_sentences(self, lines: Iterable[str]) -> int:
@@ -298,7 +298,7 @@ class WordSplitter:
         return len(pieces) + int(np.count_nonzero(stops[:-1] & ~stops[1:] & (line_of[:-1] == line_of[1:])))
 
     def _look_up(self, pieces: list[str]) -> tuple[Words, NDArray[np.int64]]:
-        """The words of pieces (n), and how many each has (n)."""
+        """Return the words of pieces (n), and how many each has (n)."""
         if len(self._pieces) > _MOST_PIECES:
             self._forget()
         known = self._pieces

@@ -65,7 +65,7 @@ class Texts:
 
     @property
     def spans(self) -> NDArray[np.int64]:
-        """Where each text begins and ends among the words: (n, 2)."""
+        """Return where each text begins and ends among the words: (n, 2)."""
         ends = np.frombuffer(self.ends, np.int64)
         return np.stack([np.concatenate([[0], ends[:-1]]), ends], 1)
 

@@ -48,12 +48,12 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """The reason under which documents go."""
+        """Return the reason under which documents go."""
         return f"low {self.name}" if self.max is None else f"{self.name} out of bounds"
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """The quantiles that limits are looked for at."""
+        """Return the quantiles that limits are looked for at."""
         given = [self.quantile, *(band.quantile for band in self.bands)]
         return tuple(quantile for quantile in given if quantile is not None)
 

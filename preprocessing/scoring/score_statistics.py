@@ -57,7 +57,7 @@ class ScoreSums(msgspec.Struct):
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the scores."""
+        """Return the standard deviation of the scores."""
         return float(np.sqrt(max(self.squares / max(self.documents, 1) - self.mean**2, 0.0)))
 
     def add(self, scores: NDArray[np.float32], sizes: NDArray[np.int64]) -> None:

@@ -27,7 +27,7 @@ class ModelScore(DocumentStep):
 
     @property
     def fact(self) -> str:
-        """The name of the fact."""
+        """Return the name of the fact."""
         return f"{self.score}@{self.model_version[:_SHOWN_DIGITS]}"
 
     @property

@@ -31,7 +31,7 @@ class StepOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def given(self) -> dict[Kind, str]:
-        """The functions that are named, by kind."""
+        """Return the functions that are named, by kind."""
         functions: dict[Kind, str] = {"keep": self.keep, "score": self.score, "rewrite": self.rewrite}
         return {kind: function for kind, function in functions.items() if function}
 

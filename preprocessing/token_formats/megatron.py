@@ -81,7 +81,7 @@ def document_ends(index: Path) -> NDArray[np.int64]:
 
 
 def _are_boundaries(boundaries: NDArray[np.int64], sequences: int) -> bool:
-    """Whether documents begin with the first sequence, follow each other, and end with the last."""
+    """Return whether documents begin with the first sequence, follow each other, and end with the last."""
     if not len(boundaries):
         return False
     return boundaries[0] == 0 and boundaries[-1] == sequences and bool((np.diff(boundaries) >= 0).all())

@@ -62,7 +62,7 @@ class TokenFile:
     mosaic: MosaicColumn | None = None
 
     def is_usable_as(self, dtype: np.dtype) -> bool:
-        """Whether the file can be a shard's .bin of this dtype as it is."""
+        """Return whether the file can be a shard's .bin of this dtype as it is."""
         bits = {"uint32": "int32"}.get(self.dtype, self.dtype)  # the same bits, as ids are below 2^31
         return self.layout in ("raw", "megatron") and self.skipped == 0 and bits == dtype.name
 

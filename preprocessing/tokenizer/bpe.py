@@ -93,7 +93,7 @@ class WordCache(NamedTuple):
 
 
 def new_word_cache(size: int) -> WordCache:
-    """An empty cache of between size / 2 and `size` bytes, plus 2 KiB."""
+    """Return an empty cache of between size / 2 and `size` bytes, plus 2 KiB."""
     rows = np.zeros((1 << max(1, (size // 64).bit_length() - 1), 8), np.uint64)
     return WordCache(rows, rows.view(np.int32), np.zeros(SCRATCH, np.int32))
 

@@ -121,7 +121,7 @@ class Encoder:
             start = end
 
     def _cut_after(self, text: str, at: int) -> int:
-        """The first place from `at` on where the ids of both sides are the same apart as together (bpe.py).
+        """Return the first place from `at` on where the ids of both sides are the same apart as together (bpe.py).
 
         Without byte pieces a character next to it is a piece: an unknown one would be merged with unknown ones on the
         other side.
@@ -155,7 +155,7 @@ class Encoder:
         return [np.asarray(ids, np.int32) for ids in found]
 
     def _disagrees(self, vocabulary: Vocabulary) -> bool:
-        """Whether SentencePiece gives other ids for texts made of a sample of its pieces."""
+        """Return whether SentencePiece gives other ids for texts made of a sample of its pieces."""
         pieces = vocabulary.of_type(PieceType.NORMAL)
         some = pieces[:: len(pieces) // _PROBE_PIECES + 1]
         texts = ["".join(some[i::97] + some[i::89]) for i in range(89)]

@@ -62,7 +62,7 @@ def shard_name(number: int) -> str:
 
 
 def shards_in(folder: Path, suffixes: Sequence[str] = SHARD_SUFFIXES) -> list[Path]:
-    """The files of shards in a folder, absolute, as far as their names say."""
+    """Return the files of shards in a folder, absolute, as far as their names say."""
     found = (folder.absolute() / name for name in list_names(folder))
     return [path for path in found if path.suffix in suffixes and _SHARD.fullmatch(path.stem)]
 

@@ -177,14 +177,14 @@ class BranchSource:
         return self.record.data.of_run(self.reads) if other <= _SAME_SEQUENCES else MixPlace(), bool(other)
 
     def seen_since(self, identity: Mapping[str, Any]) -> int:
-        """The step from which on a branch, whose options are `identity`, counts the tokens that it has seen.
+        """Return the step from which on a branch, whose options are `identity`, counts the tokens that it has seen.
 
         They are computed from its own data: where the source read other tokens, only the branch's steps are counted.
         """
         return self.record.step if self._other(identity) else self.counted_from
 
     def describe(self, identity: Mapping[str, Any]) -> str:
-        """The checkpoint and its step for a log, and what decides that the branch reads other tokens."""
+        """Return the checkpoint and its step for a log, and what decides that the branch reads other tokens."""
         at = f"{self.path}, after its step {self.record.step}"
         other = ", ".join(self._other(identity))
         return f"{at}, with another {other}: tokens seen are counted from there on" if other else at

@@ -57,7 +57,7 @@ class CheckpointManager:
 
     @cached_property
     def group(self) -> CheckpointGroup:
-        """The process group of the checkpoint threads, created at first use."""
+        """Return the process group of the checkpoint threads, created at first use."""
         return CheckpointGroup.create(self.world)
 
     @cached_property
@@ -117,7 +117,7 @@ class CheckpointManager:
         return None
 
     def _shards_to_write(self, state: State) -> State:
-        """The part of `state` that this rank writes: each shard is written by one of the ranks that hold it."""
+        """Return the part of `state` that this rank writes: each shard is written by one of the ranks that hold it."""
         held = held_shards(state)
         if not self._assigned:  # once: the ranks hold the same shards at every save of a run
             self._assigned = held, assign_writers(self.group.gather(lambda: held))[self.world.rank]
@@ -247,7 +247,7 @@ def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], N
 
 
 def find_record(folder: Path) -> CheckpointRecord | None:
-    """The record of the checkpoint that `open_checkpoint` would find, unverified; None if none is readable."""
+    """Return the record of the checkpoint that `open_checkpoint` would find, unverified; None if none is readable."""
     return read_record(find_checkpoint(folder))[0]
 
 
@@ -262,7 +262,7 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def recorded_model(folder: Path) -> ModelConfig | None:
-    """The model of that checkpoint."""
+    """Return the model of that checkpoint."""
     record = find_record(folder)
     return ModelConfig.from_record(record.model) if record else None
 

@@ -57,7 +57,7 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
 
 def encode_record(record: CheckpointRecord) -> bytes:
-    """The contents of record.json, with their checksum."""
+    """Return the contents of record.json, with their checksum."""
     fields = msgspec.to_builtins(record)
     return msgspec.json.format(msgspec.json.encode({**fields, "checksum": checksum_of(fields)}), indent=2) + b"\n"
 
@@ -80,7 +80,7 @@ def verify_checkpoint(path: Path, group: CheckpointGroup) -> tuple[CheckpointRec
 
 
 def read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
-    """The record of the checkpoint `path`, or None and why it cannot be used."""
+    """Return the record of the checkpoint `path`, or None and why it cannot be used."""
     try:
         fields = msgspec.json.decode((path / RECORD).read_bytes())
         if fields["version"] != VERSION:

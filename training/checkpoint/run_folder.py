@@ -232,7 +232,7 @@ def read_run(path: Path) -> dict[str, Any] | None:
 
 
 def sizes_of_earlier_release(stored: Mapping[str, Any], size: int) -> list[tuple[int, int]]:
-    """The batch sizes of a run whose checkpoints do not name them, of its run.json; it has none but `size`."""
+    """Return the batch sizes of a run whose checkpoints do not name them, of its run.json; it has none but `size`."""
     before = int(stored.get("data.batch_size", size))
     require(
         before == size,
@@ -260,7 +260,7 @@ def _describe_changed_decay(folder: RunFolder, step: int) -> str:
 
 
 def _falls(optim: OptimConfig) -> bool:
-    """True if each rate follows from the step at which the decay ends, or may: a user's function is given it."""
+    """Return whether each rate follows from the step at which the decay ends, or may: a user's function is given it."""
     return is_own(optim.schedule) or (optim.schedule in _FALLING and optim.lr != optim.final_lr)
 
 

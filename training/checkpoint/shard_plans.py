@@ -48,7 +48,7 @@ def box_array(boxes: Sequence[Box], dims: int) -> Boxes:
 
 
 def numel(boxes: Boxes) -> NDArray[np.int64]:
-    """Number of elements of each box: (n,) int64."""
+    """Return the number of elements of each box: (n,) int64."""
     return boxes[:, 1].prod(axis=1)
 
 
@@ -188,7 +188,7 @@ class ShardLoadPlanner(LoadPlanner):
 
 
 def _shards_with_index(state: State, key: str) -> list[tuple[MetadataIndex, ShardSpec]]:
-    """The shards of a tensor on this rank, each with its DCP index."""
+    """Return the shards of a tensor on this rank, each with its DCP index."""
     return [(MetadataIndex(key, spec.offset, i), spec) for i, (_, spec) in enumerate(state[key])]
 
 
@@ -219,7 +219,7 @@ def _read_item(
 
 
 def _tensor_metadata(key: str, held: list[HeldTensor], known: Partitions) -> TensorStorageMetadata:
-    """The index entry of a tensor, from what each rank writes of it; adds its partition to those `known`."""
+    """Return the index entry of a tensor, from what each rank writes of it; adds its partition to those `known`."""
     _, dtype, shape, _ = held[0]
     for tensor in held:
         assert tensor.global_shape == shape, f"{key} is {shape} here and {tensor.global_shape} there"

@@ -61,7 +61,7 @@ class BatchSchedule:
 
     @classmethod
     def plan(cls, before: Sizes, step: int, ramp: Sequence[tuple[int, int]], size: int, epoch: int) -> "BatchSchedule":
-        """The sizes `before` until `step`; then those of a `ramp`, and at last `size`.
+        """Return the sizes `before` until `step`; then those of a `ramp`, and at last `size`.
 
         `ramp`: sizes, each until so many sequences were read in the whole run.
         """
@@ -84,18 +84,18 @@ class BatchSchedule:
         return segment.read + (step - segment.step) * segment.size
 
     def place(self, step: int) -> int:
-        """Where in the order the batch of a step begins."""
+        """Return where in the order the batch of a step begins."""
         end = self.end(step)
         size = self.size(step)
         beyond = end % self.epoch + size > self.epoch if self.epoch else False
         return (end // self.epoch + 1) * self.epoch if beyond else end
 
     def until(self, step: int) -> list[tuple[int, int]]:
-        """The batch sizes of the steps before `step`."""
+        """Return the batch sizes of the steps before `step`."""
         return [(first, size) for first, size in self._sizes() if first < step]
 
     def describe(self) -> str:
-        """The sizes in words; nothing for one size.
+        """Return the sizes in words; nothing for one size.
 
         >>> BatchSchedule([(0, 8), (100, 16), (150, 32)], 0).describe()
         'sequences per step: 8 until step 100, 16 until step 150, then 32'
@@ -105,7 +105,7 @@ class BatchSchedule:
         return f"sequences per step: {', '.join(changes)}, then {sizes[-1][1]}" if changes else ""
 
     def _sizes(self) -> list[tuple[int, int]]:
-        """The first step of each batch size, and the size."""
+        """Return the first step of each batch size, and the size."""
         sizes: list[tuple[int, int]] = []
         for segment in self._segments:
             if not sizes or segment.size != sizes[-1][1]:
@@ -116,7 +116,7 @@ class BatchSchedule:
         return self._segments[bisect_right(self._segments, step, key=lambda segment: segment.step) - 1]
 
     def end(self, step: int) -> int:
-        """Where in the order the last batch before `step` ends."""
+        """Return where in the order the last batch before `step` ends."""
         first, size, _, place = self._segment(step)
         steps = step - first
         fitting = (self.epoch - place % self.epoch) // size if self.epoch else steps

@@ -99,11 +99,11 @@ class Batches:
 
     @property
     def first_step(self) -> int:
-        """The first step, from 0, whose batch follows from these data sets: those before it read other data."""
+        """Return the first step, from 0, whose batch follows from these data sets: those before it read other data."""
         return self._began.step
 
     def progress(self, step: int) -> MixPlace:
-        """How far the data sets of this run, and of those that it is a branch of, were read before a step."""
+        """Return how far the data sets of this run, and of those that it is a branch of, were read before a step."""
         if isinstance(self.order, MixOrder):
             start = self.order.start
             places = self.order.progress(self.schedule.place(step))

@@ -20,7 +20,7 @@ def best_fit_decreasing(lengths: NDArray[np.int64], capacity: int) -> NDArray[np
 
 @kernel
 def _pack(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
-    """The row of each of `lengths`, which descend."""
+    """Return the row of each of `lengths`, which descend."""
     leaves = 1
     while leaves <= capacity:
         leaves *= 2
@@ -49,7 +49,7 @@ def _pack(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
 
 @kernel
 def _least_room(rows_below: NDArray[np.int64], leaves: int, length: int) -> int:
-    """The least room of any row that is at least `length`; -1 if there is none."""
+    """Return the least room of any row that is at least `length`; -1 if there is none."""
     node = leaves + length
     while rows_below[node] == 0:
         while node % 2:  # a right child: what follows is beyond its parent

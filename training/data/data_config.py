@@ -81,17 +81,17 @@ class DataConfig:
 
     @property
     def train_folders(self) -> tuple[Path, ...]:
-        """The folders to train on."""
+        """Return the folders to train on."""
         return self.train if isinstance(self.train, tuple) else (self.train,)
 
     @property
     def is_packed(self) -> bool:
-        """Training sequences are packed documents."""
+        """Return whether training sequences are packed documents."""
         return self.packing == "best-fit"
 
     @property
     def ignores_firsts(self) -> bool:
-        """The first token of a document is no target."""
+        """Return whether the first token of a document is no target."""
         return self.mask_documents or self.eod_mask_loss
 
     @property

@@ -29,7 +29,7 @@ class DocumentSpans(NamedTuple):
     """Its tokens, end-of-document included."""
 
     def overlap(self, start: int, stop: int) -> NDArray[np.int64]:
-        """How many of the tokens start … stop each document holds: (documents,) int64."""
+        """Return how many of the tokens start … stop each document holds: (documents,) int64."""
         return np.minimum(self.start + self.length, stop) - np.maximum(self.start, start)
 
 
@@ -46,14 +46,14 @@ class DocumentIndex:
         self._offsets = lru_cache(_MAPPED)(self._map)
 
     def between(self, start: int, stop: int) -> DocumentSpans:
-        """The documents that hold the tokens start … stop, at least one; the first may start before.
+        """Return the documents that hold the tokens start … stop, at least one; the first may start before.
 
         Raises InputError where a shard's .idx has no document for one of them.
         """
         return _collect(self.tokens, start, stop, self._in_shard)
 
     def numbered(self, first: int, last: int) -> DocumentSpans:
-        """The documents of these numbers, first … last, at least one; some may be empty."""
+        """Return the documents of these numbers, first … last, at least one; some may be empty."""
         return _collect(self.documents, first, last, self._of_shard)
 
     def starts_between(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -74,7 +74,7 @@ class DocumentIndex:
         return torch.from_numpy(np.stack(rows))
 
     def _in_shard(self, shard: int, start: int, stop: int) -> DocumentSpans:
-        """The documents that hold tokens start … stop of a shard, counted from its first."""
+        """Return the documents that hold tokens start … stop of a shard, counted from its first."""
         offsets = self._offsets(shard)
         first = bisect_right(offsets, start * self.itemsize) - 1
         last = bisect_left(offsets, stop * self.itemsize)
@@ -85,7 +85,7 @@ class DocumentIndex:
         return spans
 
     def _of_shard(self, shard: int, first: int, last: int) -> DocumentSpans:
-        """The documents first … last of a shard, counted from its first."""
+        """Return the documents first … last of a shard, counted from its first."""
         offsets = self._offsets(shard)
         end = np.array([self.shards[shard].tokens] * (last == len(offsets)), np.int64)
         begins = np.concatenate([offsets[first : last + 1] // self.itemsize, end])
@@ -100,7 +100,7 @@ class DocumentIndex:
         return InputError(f"{path} is damaged: {fault}. {REMEDY}")
 
     def _map(self, shard: int) -> NDArray[np.int64]:
-        """Where the documents of a shard start in its .bin, in bytes: (documents,) int64."""
+        """Return where the documents of a shard start in its .bin, in bytes: (documents,) int64."""
         record = self.shards[shard]
         path = with_suffix(self.folder / record.name, ".idx")
         offset = IDX_HEADER.size + 4 * record.documents

@@ -35,7 +35,7 @@ class EpochOrder:
         self._shuffled = (-1, torch.empty(0, dtype=torch.int64))  # epoch, its whole order: of `randperm` only
 
     def at(self, epoch: int, positions: Tensor) -> Tensor:
-        """The sequences at `positions` (int64, 0 … size - 1) of an epoch: int64 of the same shape."""
+        """Return the sequences at `positions` (int64, 0 … size - 1) of an epoch: int64 of the same shape."""
         if self.kind == "keyed":
             return permute(positions, self.size, key_from_name(f"{self.seed}/order/{self.name}{epoch}"))
         if self._shuffled[0] != epoch:
@@ -44,7 +44,7 @@ class EpochOrder:
         return self._shuffled[1][positions]
 
     def place(self, before: int, read: int) -> "SetPlace":
-        """The record of this order, of which so many sequences were read before the run's mix, and until now."""
+        """Return the record of this order, of which so many sequences were read before the run's mix, and until now."""
         return SetPlace(self.name, before, read, self.seed, self.kind)
 
     def resume(self, place: "SetPlace") -> None:
@@ -56,7 +56,7 @@ class EpochOrder:
 
 
 def permute(index: Tensor, size: int, key: int) -> Tensor:
-    """Where a keyed permutation of 0 … size - 1 sends each `index` (int64): int64 of the same shape.
+    """Return where a keyed permutation of 0 … size - 1 sends each `index` (int64): int64 of the same shape.
 
     A Feistel network on the smallest grid of about square shape that holds `size` cells; an image beyond `size` is
     sent on until it is inside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: the generalised
@@ -100,12 +100,12 @@ class TokenMix:
 
     @property
     def shares(self) -> list[float]:
-        """The shares of the tokens, which add up to 1."""
+        """Return the shares of the tokens, which add up to 1."""
         return [weight / sum(self.weights) for weight in self.weights]
 
     @property
     def first(self) -> TokenSequences:
-        """The first data set, whose tokenizer is that of all."""
+        """Return the first data set, whose tokenizer is that of all."""
         return self.parts[0]
 
     @property
@@ -127,7 +127,7 @@ class TokenMix:
         return MixedSequences(packed), MixOrder([len(part) for part in packed], rows, seed)
 
     def describe(self, steps_per_epoch: int) -> str:
-        """The tokens, and how often they are read, in a few words."""
+        """Return the tokens, and how often they are read, in a few words."""
         many = len(self.parts) > 1
         return count_of(self.tokens, "token") + (
             f" in {len(self.parts)} data sets" if many else f", {count_of(steps_per_epoch, 'step')} per epoch"
@@ -186,7 +186,7 @@ class MixedSequences(Sequences):
         return sum(self.sets[number].target_count(rows) for number, _, rows in self.by_set(indices))
 
     def set_of(self, indices: Indices) -> NDArray[np.int64]:
-        """The number of the set of each of the sequences `indices`: (len(indices),)."""
+        """Return the number of the set of each of the sequences `indices`: (len(indices),)."""
         return np.searchsorted(self.starts, indices, side="right") - 1
 
     def by_set(self, indices: Indices) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
@@ -275,7 +275,7 @@ class MixOrder:
         self._of_rest = [rest.limit_denominator(_MOST_PARTS).as_integer_ratio() for rest in rests]
 
     def progress(self, place: int) -> list[SetPlace]:
-        """How far a run has read each of the sets at a place."""
+        """Return how far a run has read each of the sets at a place."""
         read = self.counts(torch.tensor([place]))[:, 0].tolist()
         return [order.place(*counts) for order, *counts in zip(self.orders, self.before, read, strict=True)]
 
@@ -291,7 +291,7 @@ class MixOrder:
                 self.orders[number].resume(known)
 
     def counts(self, places: Tensor) -> Tensor:
-        """How many sequences of each set a run has read at `places` (n,) int64: (sets, n) int64."""
+        """Return how many sequences of each set a run has read at `places` (n,) int64: (sets, n) int64."""
         found = []
         rest = places - self.start
         for part, whole in self._of_rest:
@@ -302,17 +302,17 @@ class MixOrder:
         return torch.stack(found) + torch.tensor(self.before)[:, None]
 
     def counts_between(self, first: int, last: int) -> list[int]:
-        """How many of the sequences `first` … `last` of the run are of each set."""
+        """Return how many of the sequences `first` … `last` of the run are of each set."""
         return self.counts(torch.tensor([first, last])).diff()[:, 0].tolist()
 
     def place(self, places: Tensor) -> Place:
-        """The data set, and the number in it, of the sequences at `places` (n,) int64 of the run, from 0."""
+        """Return the data set, and the number in it, of the sequences at `places` (n,) int64 of the run, from 0."""
         before = self.counts(places)
         part = (self.counts(places + 1) - before).argmax(0)
         return Place(part, before.gather(0, part[None])[0])
 
     def at(self, places: Tensor) -> Tensor:
-        """The sequences at `places` (n,) int64 of the run, as `MixedSequences` counts them: (n,) int64."""
+        """Return the sequences at `places` (n,) int64 of the run, as `MixedSequences` counts them: (n,) int64."""
         found = self.place(places)
         sequences = torch.empty_like(places)
         for number, (size, order) in enumerate(zip(self.sizes, self.orders, strict=True)):

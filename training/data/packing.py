@@ -165,7 +165,7 @@ class PackedSequences(DataSet):
         return list(zip(self.plan.starts[first:last].tolist(), self.plan.lengths[first:last].tolist(), strict=True))
 
     def notes(self) -> list[str]:
-        """A line that says what the packing leaves empty and cuts."""
+        """Return a line that says what the packing leaves empty and cuts."""
         rows = len(self)
         pieces = len(self.plan.starts)
         tokens = int(self.plan.lengths.sum(dtype=np.int64))
@@ -210,7 +210,7 @@ def _open_plan(prefix: Path, data: TokenSequences) -> PackingPlan:
 
 
 def _checksum(path: Path) -> bytes:
-    """A file's line as the program sha256sum writes and reads it."""
+    """Return a file's line as the program sha256sum writes and reads it."""
     return f"{sha256_file(path)}  {path.name}\n".encode()
 
 

@@ -46,7 +46,7 @@ class Sequences(ABC):
     @property
     @abstractmethod
     def sets(self) -> "Sequence[DataSet]":
-        """The data sets that these are the sequences of, in order: itself, or several."""
+        """Return the data sets that these are the sequences of, in order: itself, or several."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -69,7 +69,7 @@ class Sequences(ABC):
 
     @abstractmethod
     def target_count(self, indices: Indices) -> int:
-        """How many targets they have that are not IGNORE_INDEX."""
+        """Return how many targets they have that are not IGNORE_INDEX."""
 
     def by_set(self, indices: Indices) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield for each data set: its number, its sequences' positions in `indices`, and their numbers in it."""
@@ -95,7 +95,7 @@ class DataSet(Sequences):
     @property
     @abstractmethod
     def documents(self) -> DocumentIndex:
-        """The documents of all shards."""
+        """Return the documents of all shards."""
 
     @abstractmethod
     def token_spans(self, index: int) -> list[tuple[int, int]]:
@@ -154,7 +154,7 @@ class TokenSequences(DataSet, Dataset[Tensor]):
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of shards in a bucket that copies on this machine may take."""
+        """Return the bytes of shards in a bucket that copies on this machine may take."""
         return self.cache.kept_bytes if self.cache is not None else 0
 
     def notes(self) -> list[str]:
@@ -163,7 +163,7 @@ class TokenSequences(DataSet, Dataset[Tensor]):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in all shards."""
+        """Return the number of tokens in all shards."""
         return int(self.starts[-1])
 
     def __len__(self) -> int:
@@ -197,7 +197,7 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         return torch.from_numpy(out)
 
     def targets(self, indices: Indices, tokens: Tensor) -> Tensor:
-        """All tokens but the first of each; a view, unless some are no targets."""
+        """Return all tokens but the first of each; a view, unless some are no targets."""
         if not self.has_ignored:
             return tokens[:, 1:]
         found = tokens[:, 1:].clone()
@@ -249,7 +249,7 @@ class TokenSequences(DataSet, Dataset[Tensor]):
             self.cache.verify(record)
 
     def positions(self, indices: Indices) -> Tensor:
-        """A document that started before the sequence counts from the sequence's start."""
+        """Return a document that started before the sequence counts from the sequence's start."""
         return self.documents.positions(np.asarray(indices, np.int64) * self.length, self.length)
 
     def target_count(self, indices: Indices) -> int:

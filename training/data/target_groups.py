@@ -32,7 +32,7 @@ class TargetGroups:
         self.count = max(1, len(self.sources)) * self.ranges
 
     def of(self, indices: Indices) -> Tensor:
-        """The groups of the targets of the sequences `indices`: (len(indices), T) int64. Raises InputError.
+        """Return the groups of the targets of the sequences `indices`: (len(indices), T) int64. Raises InputError.
 
         -1 is of no group: a target of a text that the sequence before has predicted.
         """
@@ -49,7 +49,7 @@ class TargetGroups:
         return np.bincount(np.concatenate([self._row(int(index)) for index in indices]), minlength=self.count)
 
     def sources_of(self, count: int) -> set[int]:
-        """Where in `sources` the sources of the targets of the first `count` sequences are."""
+        """Return where in `sources` the sources of the targets of the first `count` sequences are."""
         spans = self._shards.documents.between(1, count * self.data.length + 1)
         return set(self.source_numbers(spans.number[spans.length > 0]).tolist())
 
@@ -59,12 +59,12 @@ class TargetGroups:
         return self.data
 
     def _row(self, index: int) -> NDArray[np.int64]:
-        """The groups of the targets of a sequence: (targets,)."""
+        """Return the groups of the targets of a sequence: (targets,)."""
         parts = [self._between(start, stop) for start, stop in self._shards.target_spans(index)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)  # all of its documents may be skipped
 
     def _between(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The groups of the tokens start … stop."""
+        """Return the groups of the tokens start … stop."""
         spans = self._shards.documents.between(start, stop)
         group = np.searchsorted(self.bounds, spans.length, side="right")
         if self.sources:

@@ -60,7 +60,7 @@ class TextSequences:
         return self.rows
 
     def batch(self, indices: Indices) -> Tensor:
-        """The sequences `indices`: (len(indices), T + 1) int64."""
+        """Return the sequences `indices`: (len(indices), T + 1) int64."""
         starts = np.asarray(indices, np.int64) * self.stride
         return torch.from_numpy(self.ids[starts[:, None] + np.arange(self.length + 1)])
 
@@ -86,7 +86,7 @@ def copy_tokenizer(data: TokenSequences, out_dir: Path) -> None:
 
 
 def find_tokenizer(record: TokenizerRecord, folders: Iterable[Path]) -> Path | None:
-    """The tokenizer of `record` in the first of the folders that has it, by its SHA-256; None if none has."""
+    """Return the tokenizer of `record` in the first of the folders that has it, by its SHA-256; None if none has."""
     for folder in folders:
         for path in (folder / record.path, folder / Path(record.path).name):
             if is_tokenizer(path, record):
@@ -95,7 +95,7 @@ def find_tokenizer(record: TokenizerRecord, folders: Iterable[Path]) -> Path | N
 
 
 def require_tokenizer(given: Path | None, record: TokenizerRecord, folders: Sequence[Path], what: str) -> Path:
-    """The tokenizer of a checkpoint, whose record has `record`: the `given` one, or that in one of the folders.
+    """Return the tokenizer of a checkpoint, whose record has `record`: the `given` one, or that in one of the folders.
 
     Raises UsageError where `given` is another one, or where `what`, which needs it, has none.
     """
@@ -119,7 +119,7 @@ def require_tokenizer(given: Path | None, record: TokenizerRecord, folders: Sequ
 
 
 def is_tokenizer(path: Path, record: TokenizerRecord) -> bool:
-    """Whether a file is the tokenizer of `record`, by its SHA-256."""
+    """Return whether a file is the tokenizer of `record`, by its SHA-256."""
     return path.is_file() and sha256_file(path) == record.sha256
 
 

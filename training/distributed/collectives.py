@@ -37,7 +37,7 @@ def wait(work: dist.Work, group: dist.ProcessGroup | None) -> None:
 
 
 def gather_rows(x: Tensor, axis: Axis | JointAxis) -> Tensor:
-    """The rows of all ranks along `axis`, one rank's after the other: (N, …) to (n N, …); without autograd."""
+    """Return the rows of all ranks along `axis`, one rank's after the other: (N, …) to (n N, …); without autograd."""
     found = x.new_empty(axis.size * len(x), *x.shape[1:])
     all_gather(found, x.contiguous(), group=axis.group)
     return found

@@ -83,7 +83,7 @@ def report_failures(watch: StallWatch) -> Iterator[None]:
 
 
 def is_peer_failure(error: BaseException | None) -> bool:
-    """True if the error, or one that caused it, is a collective that failed because of another rank."""
+    """Return whether the error, or one that caused it, is a collective that failed because of another rank."""
     return any(
         isinstance(e, RuntimeError) and (_DISCONNECTED.search(str(e)) or _TIMED_OUT.search(str(e)))
         for e in _causes(error)
@@ -149,7 +149,7 @@ def _describe_collective(frames: Sequence[FrameType]) -> str:
 
 
 def _describe_group(frames: Iterable[FrameType]) -> str:
-    """The axis and ranks of the innermost frame that has a local `axis`, `self.axis` or `group`."""
+    """Return the axis and ranks of the innermost frame that has a local `axis`, `self.axis` or `group`."""
     for frame in reversed(list(frames)):
         known = frame.f_locals
         axis = known.get("axis") or getattr(known.get("self"), "axis", None)
@@ -267,7 +267,7 @@ def _format_ranks(ranks: Sequence[int], hosts: Mapping[int, str] = MappingProxyT
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, its cause, the cause's cause, …"""
+    """Yield the error, its cause, the cause's cause, …"""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -110,12 +110,12 @@ def _of_mpi(environ: MutableMapping[str, str], names: Mapping[str, str]) -> dict
 
 
 def _port(job: int) -> str:
-    """The port of a job: of two on one machine each has its own, but for one pair in a thousand."""
+    """Return the port of a job: of two on one machine each has its own, but for one pair in a thousand."""
     return str(_PORT + job % 1000)
 
 
 def first_host(hosts: str) -> str:
-    """The first host of a list as Slurm writes it.
+    """Return the first host of a list as Slurm writes it.
 
     >>> [first_host(hosts) for hosts in ("gpu[07-09,11],cpu1", "node3,node4", "a-[1,3]")]
     ['gpu07', 'node3', 'a-1']

@@ -154,7 +154,7 @@ def _meet() -> tuple[dist.Store, int, int]:
 
 
 def group_timeout(kind: str, timeout: float) -> timedelta:
-    """How long a collective waits. NCCL aborts the process then: StallWatch must have reported before."""
+    """Return how long a collective waits. NCCL aborts the process then: StallWatch must have reported before."""
     return timedelta(seconds=timeout + (_REPORT_SECONDS if kind == "cuda" else 0.0))
 
 

@@ -136,7 +136,7 @@ class RankPool:
         return [pickle.loads(results[rank]) for rank in range(size)]
 
     def _receive(self, rank: int) -> tuple[bool, Any, float]:
-        """A worker's answer, as `_serve` sends it; a dead worker failed at time 0, before all others."""
+        """Return a worker's answer, as `_serve` sends it; a dead worker failed at time 0, before all others."""
         try:
             answer = self._workers[rank].connection.recv()
         except (EOFError, ConnectionResetError):

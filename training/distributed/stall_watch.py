@@ -36,7 +36,7 @@ class StallWatch:
         self._beats += 1
 
     def stalled(self) -> bool:
-        """True if the thread has stalled; as exact as the calls are frequent."""
+        """Return whether the thread has stalled; as exact as the calls are frequent."""
         stack = traceback.walk_stack(sys._current_frames()[self._thread])
         seen = self._beats, tuple((frame.f_code, frame.f_lasti) for frame, _ in stack)
         if seen != self._seen or not self.busy():

@@ -47,7 +47,7 @@ class KeyValueCache:
 
     @property
     def device(self) -> torch.device:
-        """Where ids are expected."""
+        """Return where ids are expected."""
         return next(self.decoder.parameters()).device
 
     def begin(self, padding: Tensor, capacity: int) -> None:
@@ -203,7 +203,7 @@ class LatentLayerCache(LayerCache):
         return torch.einsum("bhtr,hvr->bhtv", self.attend(mask, q, k, v), of_values)
 
     def _matrices(self) -> tuple[Tensor, Tensor]:
-        """What makes keys, and values, of a vector of R features: (H, E, R) each."""
+        """Return what makes keys, and values, of a vector of R features: (H, E, R) each."""
         config = self.attention.config
         sizes = (config.qk_nope_head_dim, config.v_head_dim)
         of_keys, of_values = self.attention.kv_b.weight.unflatten(0, (-1, sum(sizes))).split(sizes, 1)

@@ -83,7 +83,7 @@ class TextGenerator:
 
 
 def padded_rows(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The tokens of texts (B, T), which end together, with zeros before them, and the number of these (B,)."""
+    """Return the tokens of texts (B, T), which end together, with zeros before them, and the number of these (B,)."""
     longest = max(map(len, texts))
     padding = [longest - len(text) for text in texts]
     rows = [[0] * empty + list(text) for empty, text in zip(padding, texts, strict=True)]

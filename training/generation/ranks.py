@@ -44,7 +44,7 @@ class RankedCache:
         return logits[self.texts]
 
     def agree(self, tokens: Tensor) -> Tensor:
-        """The tokens that rank 0 drew: logits of several ranks may differ in their last bits."""
+        """Return the tokens that rank 0 drew: logits of several ranks may differ in their last bits."""
         shared = tokens.to(self.device)
         dist.broadcast(shared, 0)
         return shared.cpu()

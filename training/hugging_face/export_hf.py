@@ -120,7 +120,7 @@ def _new_folder(out_dir: Path) -> Iterator[Path]:
 
 
 def _stored_dtype(checkpoint: Path) -> torch.dtype:
-    """The narrowest dtype that holds every parameter: an imported checkpoint may mix them."""
+    """Return the narrowest dtype that holds every parameter: an imported checkpoint may mix them."""
     stored = {key: tensor for key, tensor in stored_tensors(checkpoint).items() if key.startswith("model.")}
     dtypes = [tensor.properties.dtype for key, tensor in stored.items() if not key.endswith(".choice_bias")]
     return reduce(torch.promote_types, dtypes)
@@ -213,7 +213,7 @@ def _write_weights(
 
 
 def _size(tensor: HFTensor, dtype: torch.dtype) -> int:
-    """Bytes in files of `dtype`."""
+    """Return the bytes in files of `dtype`."""
     return torch.Size(tensor.shape).numel() * tensor.stored_as(dtype).itemsize
 
 

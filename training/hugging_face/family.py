@@ -145,7 +145,7 @@ def read_rope(config: dict[str, Any], default_base: float = 10_000.0) -> dict[st
 
 
 def write_rope(model: ModelConfig) -> dict[str, Any]:
-    """The fields as transformers 4 has them, which transformers 5 reads, too."""
+    """Return the fields as transformers 4 has them, which transformers 5 reads, too."""
     scaling = None
     if model.rope_scaling != "none":
         names = _SCALINGS[str(model.rope_scaling)]

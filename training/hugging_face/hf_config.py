@@ -169,7 +169,7 @@ def find_family(model: ModelConfig) -> ModelFamily:
 
 
 def _differences(family: ModelFamily, model: ModelConfig) -> Iterator[str]:
-    """What becomes different of a model that is written as a config.json of `family` and read again."""
+    """Yield what becomes different of a model that is written as a config.json of `family` and read again."""
     try:
         _, there = read_hf_config(write_hf_config(family, model, -1, torch.float32))
     except GristmillError as error:

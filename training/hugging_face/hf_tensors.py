@@ -47,7 +47,7 @@ class HFTensor:
         return torch.promote_types(dtype, torch.float32) if self.layout == "buffer" else dtype
 
     def pieces(self, tensor: Tensor) -> dict[str, Pieces]:
-        """Each of our parameters as views of the tensor (of `shape`): writing to a view writes to the tensor."""
+        """Return each of our parameters as views of the tensor (of `shape`): writing to a view writes to the tensor."""
         if self.expert is not None:
             number, count = self.expert
             spec = ShardSpec.whole((count, *self.part_shape)).shard(0, count, number)
@@ -90,7 +90,7 @@ class HFTensor:
 
 
 def pieces_by_parameter(tensors: Iterable[tuple[HFTensor, Tensor]]) -> dict[str, Pieces]:
-    """Each of our parameters as views of the tensors that hold parts of it."""
+    """Return each of our parameters as views of the tensors that hold parts of it."""
     found: dict[str, Pieces] = {}
     for tensor, values in tensors:
         for name, pieces in tensor.pieces(values).items():

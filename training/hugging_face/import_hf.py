@@ -131,7 +131,7 @@ def _checkpoint_state(family: ModelFamily, model: ModelConfig, tensors: dict[str
 def _with_its_head(
     family: ModelFamily, model: ModelConfig, tensors: dict[str, tuple[Any, str]], say: Callable[[str], object]
 ) -> ModelConfig:
-    """The model with an output matrix of its own, where the files hold one that is not the embedding."""
+    """Return the model with an output matrix of its own, where the files hold one that is not the embedding."""
     if not model.tied or family.head not in tensors:
         return model
     embedding = next(it.name for it in hf_tensors(family, model) if it.parameters == ("embed.tokens.weight",))

@@ -66,7 +66,7 @@ def plain_tokenizer_config(content: str, end: int, begin: int, context: int) -> 
 
 
 def _reason_against(vocabulary: Vocabulary) -> str:
-    """What of a model has no equal in tokenizer.json; empty if nothing."""
+    """Return what of a model has no equal in tokenizer.json; empty if nothing."""
     normal = set(vocabulary.of_type(PieceType.NORMAL))
     if vocabulary.model_type not in (ModelType.BPE, ModelType.UNIGRAM):
         return "it is neither a BPE nor a Unigram model"

@@ -62,7 +62,7 @@ class Seen(NamedTuple):
         return self.key < self.query + queries and not too_old
 
     def hidden(self, rows: slice, keys: int, device: torch.device) -> Tensor | None:
-        """The keys that queries `rows` do not see, (Q, K) or (B, 1, 1, Q, K) bool; None if they see all."""
+        """Return the keys that queries `rows` do not see, (Q, K) or (B, 1, 1, Q, K) bool; None if they see all."""
         start = self.query + rows.start
         last = self.query + rows.stop - 1
         all_before = self.key + keys - 1 <= start
@@ -89,7 +89,7 @@ class Seen(NamedTuple):
 
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
-    """The term (out, lse) of a block; a query that sees no key has -inf as lse, and zeros."""
+    """Return the term (out, lse) of a block; a query that sees no key has -inf as lse, and zeros."""
     wide = accumulation_dtype(q.dtype)
     parts = []
     k = k.to(wide)
@@ -120,7 +120,7 @@ def merge_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
 
 
 def sink_gradients(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """The gradient of `sinks` (H,); `lse` and `delta` as of `block_gradients`."""
+    """Return the gradient of `sinks` (H,); `lse` and `delta` as of `block_gradients`."""
     weights = (sinks.to(lse.dtype)[:, None] - lse).exp_()
     return -(weights * delta).sum((0, 2)).to(sinks.dtype)
 
@@ -128,7 +128,7 @@ def sink_gradients(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
 def block_gradients(
     q: Tensor, k: Tensor, v: Tensor, seen: Seen, grad: Tensor, lse: Tensor, delta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A block's terms of the gradients of q, k and v (Dao et al. 2022, algorithm 4).
+    """Return a block's terms of the gradients of q, k and v (Dao et al. 2022, algorithm 4).
 
     `grad` is that of the merged output, `lse` the merged one, `delta` the sum of grad x output over E, (B, H, Q).
     """
@@ -172,7 +172,7 @@ def _scores(queries: Tensor, k: Tensor, seen: Seen, rows: slice) -> Tensor:
 
 
 def _dropped(k: Tensor, seen: Seen, rows: slice) -> Tensor | None:
-    """The weights that are dropped, in the shape of the scores; None without dropout."""
+    """Return the weights that are dropped, in the shape of the scores; None without dropout."""
     if seen.dropout is None:
         return None
     dropped = seen.dropout.dropped(*seen.positions(rows, k.shape[2], k.device))
@@ -192,10 +192,10 @@ def _grouped(x: Tensor, k: Tensor) -> Tensor:
 
 
 def _ungrouped(x: Tensor, q: Tensor) -> Tensor:
-    """The opposite."""
+    """Return the opposite."""
     return x.unflatten(2, (q.shape[1] // x.shape[1], -1)).flatten(1, 2)
 
 
 def _finite(lse: Tensor) -> Tensor:
-    """The sums, but a large negative number for -inf, so that exp(-inf - lse) is 0."""
+    """Return the sums, but a large negative number for -inf, so that exp(-inf - lse) is 0."""
     return lse.clamp(min=torch.finfo(lse.dtype).min)

@@ -37,7 +37,7 @@ class ZLoss:
         return 1 + 2 * self.coefficient * log_z
 
     def take(self) -> Tensor | None:
-        """The sum since the last call, 0-d; None if nothing was added."""
+        """Return the sum since the last call, 0-d; None if nothing was added."""
         total = self._total
         self._total = None
         return total
@@ -282,7 +282,7 @@ def _columns(
 def _chunk_losses(
     logits: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The loss of each of N tokens, (N,), and what its gradient is made of.
+    """Return the loss of each of N tokens, (N,), and what its gradient is made of.
 
     That is log-probabilities, (N, V / n), normalised within this shard of the vocabulary; log Z over all of it, (N,);
     with `group` this shard's total probability, (N,).

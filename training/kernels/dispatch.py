@@ -41,7 +41,7 @@ class Kernels(Protocol):
 
 
 def kernels_for(device: torch.device) -> Kernels:
-    """The kernels of a device."""
+    """Return the kernels of a device."""
     if device.type != "cpu":
         return portable
     from training.kernels.cpu import kernels  # here, as it imports numba

@@ -33,7 +33,7 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 
 def grouped_kernel(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """One kernel for all matrices."""
+    """Return one kernel for all matrices."""
     return torch._grouped_mm(x, weight.mT, offs=counts.cumsum(0, dtype=torch.int32))
 
 

@@ -16,5 +16,5 @@ COMPUTE_DTYPES: dict[str, torch.dtype] = {
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to sum in: float32 for 16-bit dtypes, else `dtype` itself."""
+    """Return the dtype to sum in: float32 for 16-bit dtypes, else `dtype` itself."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

@@ -16,7 +16,7 @@ _AMPERE = (8, 0)
 
 
 def has_varlen_kernel(q: Tensor) -> bool:
-    """Whether `varlen_attention` computes queries like `q` (…, E) on their device."""
+    """Return whether `varlen_attention` computes queries like `q` (…, E) on their device."""
     if not q.is_cuda or torch.__version__ < "2.12":  # whose kernel has no grouped queries
         return False
     return takes_heads(q.dtype, q.shape[-1], torch.cuda.get_device_capability(q.device))
@@ -24,7 +24,7 @@ def has_varlen_kernel(q: Tensor) -> bool:
 
 @cache
 def takes_heads(dtype: torch.dtype, features: int, capability: tuple[int, int]) -> bool:
-    """Whether the kernel takes heads of so many features on a GPU of this compute capability."""
+    """Return whether the kernel takes heads of so many features on a GPU of this compute capability."""
     return (
         dtype in _DTYPES
         and features % 8 == 0
@@ -50,6 +50,6 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: i
 
 
 def varlen_operators() -> frozenset[Any]:
-    """The kernel's forward pass as it is below autograd; none before torch.nn.attention.varlen is imported."""
+    """Return the kernel's forward pass as it is below autograd; none before torch.nn.attention.varlen is imported."""
     operator = getattr(torch.ops.torch_attn, "_varlen_attn", None)
     return frozenset() if operator is None else frozenset({operator.default})

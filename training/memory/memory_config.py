@@ -31,7 +31,7 @@ class MemoryConfig:
 
     @property
     def on_disk(self) -> bool:
-        """True if the optimizer's state or the parameters are on disk."""
+        """Return whether the optimizer's state or the parameters are on disk."""
         return "disk" in (self.optimizer, self.parameters)
 
     def resolve(self, out_dir: Path) -> "MemoryConfig":

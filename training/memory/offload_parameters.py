@@ -135,7 +135,7 @@ class ParametersOnDisk:
         return values[: local.numel()]
 
     def _files_of(self, parameters: Iterable[nn.Parameter]) -> list[_MappedFile]:
-        """The files of the given parameters; none for a parameter whose shard on this rank is empty."""
+        """Return the files of the given parameters; none for a parameter whose shard on this rank is empty."""
         with torch.no_grad():
             shards = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
         return [self._files[_address(t)] for t in shards if _address(t) in self._files]

@@ -33,7 +33,7 @@ class Mask(NamedTuple):
     """Of each head the score of a key of value 0, which it sees besides, (H,)."""
 
     def hidden(self, length: int, device: torch.device) -> Tensor:
-        """The tokens that a token does not see, bool: (T, T), or of documents (B, 1, T, T), queries by keys."""
+        """Return the tokens that a token does not see, bool: (T, T), or of documents (B, 1, T, T), queries by keys."""
         hidden = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
         if self.window:
             hidden |= hidden.new_ones(hidden.shape).tril(-self.window)
@@ -89,7 +89,7 @@ class Mask(NamedTuple):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
     def _attend_by_document(self, q: Tensor, k: Tensor, v: Tensor, bounds: Tensor) -> Tensor:
-        """One document after the other: no mask, and no work on tokens that are not seen."""
+        """Attend within one document after the other: no mask, and no work on tokens that are not seen."""
         lengths = bounds.diff().tolist()
         parts = zip(q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2), strict=True)
         return torch.cat([self._attend_within_sequence(*part) for part in parts], dim=2)

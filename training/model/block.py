@@ -40,7 +40,7 @@ class Block(nn.Module):
         self.mlp_dropout = Dropout(config.dropout, f"{name}.mlp.out")
 
     def apply_mlp(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        """The MLP's output of features (B, T, D); experts take no token of `padding` (B, T) bool."""
+        """Return the MLP's output of features (B, T, D); experts take no token of `padding` (B, T) bool."""
         output: Tensor = self.mlp(x, padding) if isinstance(self.mlp, SparseMLP) else self.mlp(x)
         return output
 
@@ -95,7 +95,7 @@ class QueryBlock(Block):
 
 
 def build_block(config: ModelConfig, layer: int) -> Block:
-    """The block of a layer."""
+    """Return the block of a layer."""
     if config.block:
         return _build_own_block(config, layer)
     if config.query_layer and layer == config.layers - 1:

@@ -71,7 +71,7 @@ ROTATED_OR_NOT = ("qk_nope_head_dim", "qk_rope_head_dim")
 
 
 def latent_defaults(config: ModelOptions) -> dict[str, Any]:
-    """The widths of latent attention's heads with every default filled in; zeros without it."""
+    """Return the widths of latent attention's heads with every default filled in; zeros without it."""
     if not config.kv_lora_rank:
         return {name: getattr(config, name) for name in (*ROTATED_OR_NOT, "v_head_dim")}
     plain = config.qk_nope_head_dim or config.width // max(1, config.heads)
@@ -122,7 +122,7 @@ _LOADS = ("capacity_factor", "balance_loss", "balance_rate", "router_z_loss")
 
 
 def expert_defaults(config: ModelOptions, ffn_width: int) -> dict[str, Any]:
-    """The options of sparse layers with every default filled in; of a dense model those that have no effect."""
+    """Return the options of sparse layers with every default filled in; of a dense model those that have no effect."""
     found: dict[str, Any] = {
         "sparse_every": config.sparse_every or 1,
         "router": config.router or "softmax",

@@ -15,7 +15,7 @@ from training.own_code import is_own
 
 
 def gate_function(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """The elementwise part of a gated MLP."""
+    """Return the elementwise part of a gated MLP."""
     own = own_activation(config)
     return own or {"geglu": geglu, "swiglu-clamped": clamped_swiglu}.get(str(config.mlp), swiglu)
 

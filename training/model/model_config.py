@@ -67,7 +67,7 @@ class ModelConfig(ModelOptions):
 
     @property
     def own_names(self) -> dict[str, str]:
-        """The options whose value names code of the user's, FILE.py:NAME, with it."""
+        """Return the options whose value names code of the user's, FILE.py:NAME, with it."""
         values = {"model.mlp": str(self.mlp), "model.block": self.block}
         return {option: value for option, value in values.items() if is_own(value)}
 
@@ -109,7 +109,7 @@ class ModelConfig(ModelOptions):
         )
 
     def record(self) -> dict[str, Any]:
-        """The fields of this resolved configuration, as records and the identities of runs have them.
+        """Return the fields of this resolved configuration, as records and the identities of runs have them.
 
         A field that the first records did not have is among them only where it changes something: runs that do not use
         it have the same record in every version.
@@ -125,7 +125,7 @@ class ModelConfig(ModelOptions):
 
     @classmethod
     def from_record(cls, values: Mapping[str, Any]) -> Self:
-        """The resolved configuration in a record. Raises UsageError for fields unknown to this version."""
+        """Return the resolved configuration in a record. Raises UsageError for fields unknown to this version."""
         try:
             plain = cls(**{**values, "preset": "llama"})._with_preset()._complete(0, 0)
         except TypeError as error:

@@ -179,7 +179,7 @@ class ModelOptions:
     """Coefficient of the router's z-loss: the mean squared log-sum-exp of its logits (Zoph et al. 2022)."""
 
     def is_sparse(self, layer: int) -> bool:
-        """True if the layer has experts in place of one MLP."""
+        """Return whether the layer has experts in place of one MLP."""
         return self.experts > 0 and layer >= self.dense_layers and (layer + 1) % self.sparse_every == 0
 
     def layer_window(self, layer: int) -> int:
@@ -238,7 +238,7 @@ class ModelOptions:
 
     @property
     def is_gated(self) -> bool:
-        """True if the MLP has a gate: three matrices instead of two."""
+        """Return whether the MLP has a gate: three matrices instead of two."""
         if self.mlp in MLPS:
             return self.mlp in GATED
         from training.model.own_parts import is_gated_by_user  # imports torch

@@ -62,11 +62,11 @@ class Alibi(nn.Module):
         return bias.masked_fill_(distance > 0, -torch.inf).to(x.dtype)[None]
 
     def in_documents(self, table: Tensor, documents: Documents) -> DocumentTable:
-        """The bias depends on distances alone."""
+        """Return the bias depends on distances alone."""
         return DocumentTable(table, documents)
 
     def tokens(self, x: Tensor) -> int:
-        """Number of tokens in a sequence."""
+        """Return the number of tokens in a sequence."""
         return x.shape[1]
 
 
@@ -96,7 +96,7 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def build_positions(config: ModelConfig) -> "Alibi | Rotary":
-    """The module that makes a model's PositionTable from features (B, T, D)."""
+    """Return the module that makes a model's PositionTable from features (B, T, D)."""
     return Alibi(config) if config.positions == "alibi" else Rotary(config)
 
 
@@ -113,7 +113,7 @@ class Rotary(nn.Module):
         return self.angles(self.positions(x), accumulation_dtype(x.dtype))
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The pair cos, sin of positions (T,) int64, each (T, E) in `dtype`."""
+        """Return the pair cos, sin of positions (T,) int64, each (T, E) in `dtype`."""
         config = self.config
         frequencies = rotary_frequencies(config.rotary_dim, config.rope_base, positions.device, dtype)
         if config.rope_scaling == "none":

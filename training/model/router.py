@@ -23,11 +23,11 @@ class Tokens:
         return counts
 
     def gather(self, x: Tensor) -> Tensor:
-        """What all tokens of the sequences have, of those of this rank's tokens: (B, …), token after token."""
+        """Return what all tokens of the sequences have, of those of this rank's tokens: (B, …), token after token."""
         return x
 
     def own(self, x: Tensor) -> Tensor:
-        """The opposite: what this rank's tokens have."""
+        """Return the opposite: what this rank's tokens have."""
         return x
 
 
@@ -114,7 +114,7 @@ class Router(nn.Module):
         return scores.topk(config.experts_per_token, -1).indices
 
     def _loss(self, logits: Tensor, scores: Tensor, counts: Tensor, padding: Tensor | None) -> Tensor:
-        """The auxiliary losses, each its mean times the number of tokens that are no padding, 0-d.
+        """Return the auxiliary losses, each its mean times the number of tokens that are no padding, 0-d.
 
         With f_e the share of the choices that fell on expert e, and P_e the mean share of its score, the balance loss
         is E Σ f_e P_e (Fedus et al. 2022, Switch, equation 4), of each sequence (DeepSeek-V3, equation 17) or of all
@@ -142,7 +142,7 @@ class Router(nn.Module):
 
 
 def _count(chosen: Tensor, experts: int) -> Tensor:
-    """How many of the choices (B, T, K) of each sequence fell on each expert: (B, E) int64."""
+    """Return how many of the choices (B, T, K) of each sequence fell on each expert: (B, E) int64."""
     flat = chosen.flatten(1)
     counts = flat.new_zeros(len(flat), experts + 1).scatter_add_(1, flat, torch.ones_like(flat))
     return counts[:, :experts]  # without those of number E

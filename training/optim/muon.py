@@ -73,7 +73,7 @@ def build_muon(params: Sequence[ShardedParameter], context: OptimizerContext) ->
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """The matrix (m, n) with all singular values near 1, by five Newton-Schulz iterations in its dtype.
+    """Return the matrix (m, n) with all singular values near 1, by five Newton-Schulz iterations in its dtype.
 
     Each maps X to a X + (b X X^T + c (X X^T)^2) X, an odd polynomial of the singular values. Of experts' matrices, (E,
     m, n), each is orthogonalised by itself.
@@ -150,7 +150,7 @@ class WholeMatrices:
 
 
 def _assemble(specs: Sequence[ShardSpec], pieces: list[Tensor]) -> Tensor:
-    """The whole matrix from its flat pieces, of which it empties the list: they are not needed with it."""
+    """Return the whole matrix from its flat pieces, of which it empties the list: they are not needed with it."""
     whole = pieces[0].new_empty(specs[0].global_shape)
     for spec, values in zip(specs, pieces, strict=True):
         whole[spec.slices] = values.view(spec.size)
@@ -169,5 +169,5 @@ def _piece(matrix: ShardedParameter, holders: JointAxis, rank: int) -> ShardSpec
 
 
 def _whole_shape(matrix: ShardedParameter) -> tuple[int, ...]:
-    """The global shape of a matrix; of experts' those that this rank updates."""
+    """Return the global shape of a matrix; of experts' those that this rank updates."""
     return matrix.spec.size[:-2] + matrix.spec.global_shape[-2:]

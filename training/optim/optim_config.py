@@ -99,7 +99,7 @@ class OptimConfig:
         return self.warmup_from + self.warmup_steps
 
     def decays(self, name: str, global_shape: tuple[int, ...]) -> bool:
-        """True if a parameter decays."""
+        """Return whether a parameter decays."""
         return part_of(name, global_shape) in self.decay_parts
 
     def check(self) -> None:
@@ -149,7 +149,7 @@ class OptimConfig:
 
 
 def part_of(name: str, global_shape: tuple[int, ...]) -> Part:
-    """The part that a parameter belongs to; a tied matrix is an embedding, and "hidden" is any other matrix.
+    """Return the part that a parameter belongs to; a tied matrix is an embedding, and "hidden" is any other matrix.
 
     >>> part_of("blocks.0.attention.q.weight", (8, 8)), part_of("blocks.0.attention.q.bias", (8,))
     ('hidden', 'biases')
@@ -230,7 +230,7 @@ def describe_late_decay(config: OptimConfig) -> str:
 
 
 def _share(progress: float, config: OptimConfig) -> float:
-    """The share of `lr` - `final_lr` that is left after a share of the decay: 1 at its start, 0 at its end."""
+    """Return the share of `lr` - `final_lr` that is left after a share of the decay: 1 at its start, 0 at its end."""
     if config.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
     return 1 - (math.sqrt(progress) if config.cooldown_shape == "1-sqrt" else progress)

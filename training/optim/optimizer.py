@@ -136,7 +136,7 @@ def split_matrices(
 
 
 def unique_params(params: Sequence[ShardedParameter]) -> list[ShardedParameter]:
-    """The first parameter of each name; those whose shard on this rank is empty are left out."""
+    """Return the first parameter of each name; those whose shard on this rank is empty are left out."""
     found: dict[str, ShardedParameter] = {}
     for param in params:
         if param.local.numel():

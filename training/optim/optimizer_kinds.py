@@ -37,7 +37,7 @@ class OptimizerKind:
 
     @property
     def has_states(self) -> bool:
-        """True if it keeps anything."""
+        """Return whether it keeps anything."""
         return max(self.matrix_states, self.other_states) > 0
 
     def load_builder(self) -> "Callable[..., Any]":

@@ -107,7 +107,7 @@ class OwnUpdate(Optimizer):
         self.after_update(param, 0, param.local.numel())
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """The states of every parameter by their names, zeros before the first step."""
+        """Return the states of every parameter by their names, zeros before the first step."""
         return {name: dict(zip(self.own.states, states, strict=True)) for name, states in self._states.items()}
 
 

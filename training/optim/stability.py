@@ -112,7 +112,7 @@ class Stability:
         self.skipped = [int(value) for name, value in numbers.items() if name.startswith("skipped.")]
 
     def _fault(self, loss: float, norm: float) -> str:
-        """The reason to reject the step; empty if it is good."""
+        """Return the reason to reject the step; empty if it is good."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         if not math.isfinite(norm):

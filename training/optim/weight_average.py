@@ -55,7 +55,7 @@ class AveragingOptimizer(OptimizerByPart):
         self.copy_tied()
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """The optimizer's states, and the average as one more."""
+        """Return the optimizer's states, and the average as one more."""
         self._start()
         found = super().moments()
         for param in self.params:

@@ -31,7 +31,7 @@ class Experiment:
     """The axis that divides the vocabulary."""
 
     def placements(self) -> "dict[str, Placement] | None":
-        """The placement of each parameter over the tensor-parallel ranks, by the end of its name."""
+        """Return the placement of each parameter over the tensor-parallel ranks, by the end of its name."""
 
     def shard_modules(self, part: "Decoder", pieces: "Mapping[str, ShardSpec]", axes: "Axes") -> bool | None:
         """Replace the modules of a part on the meta device, as tensor parallelism does; True if it did."""
@@ -42,7 +42,7 @@ class Experiment:
         """Return what makes the gradient buckets of a part, from the arguments of `GradBucket`."""
 
     def parameters(self, model: ModelConfig, layers: range, stage: int, tp_rank: int) -> list[ParameterShape] | None:
-        """The blocks of a stage's parameters on a tensor-parallel rank."""
+        """Return the blocks of a stage's parameters on a tensor-parallel rank."""
 
     def tensor_traffic(self, inputs: TrafficInputs) -> Traffic | None:
         """Traffic within layers, and of the gradients that tensor-parallel ranks sum, by its formulas."""
@@ -53,5 +53,5 @@ class Experiment:
 
 @singledispatch
 def experiment_of(_layout: Layout) -> Experiment:
-    """The experiment that the options of a layout ask for."""
+    """Return the experiment that the options of a layout ask for."""
     return Experiment()

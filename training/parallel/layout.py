@@ -76,7 +76,7 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
         )
 
     def _fits(self, processes: int, model: ModelConfig, seq_len: int) -> bool:
-        """True if this layout, resolved, passes all checks."""
+        """Return whether this layout, resolved, passes all checks."""
         try:
             self._filled(processes).check(processes, model, seq_len)
         except UsageError:
@@ -84,7 +84,7 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
         return True
 
     def describe(self) -> str:
-        """One line for logs, such as "dp 4 x ZeRO-2 x tp 2"; ep divides ranks that are counted there."""
+        """Return one line for logs, such as "dp 4 x ZeRO-2 x tp 2"; ep divides ranks that are counted there."""
         kinds = [self.describe_data(), self.describe_tensor(), self.describe_pipeline(), self.describe_context()]
         experts = f", ep {self.ep} within dp" + " x cp" * (self.cp > 1) if self.ep > 1 else ""
         return " x ".join(word for words in kinds for word in words) + experts
@@ -94,7 +94,7 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
         return {key: value for key, value in asdict(self).items() if key not in self.unused()}
 
     def unused(self) -> set[str]:
-        """The fields that checkpoints do not have: of kinds that came later, and are not used."""
+        """Return the fields that checkpoints do not have: of kinds that came later, and are not used."""
         return {*(("cp", "context") if self.cp == 1 else ()), *(("ep",) if self.ep == 1 else ())}
 
     @property
@@ -104,7 +104,7 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
 
     @property
     def processes(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return self.dp * self.ranks_of_replica
 
     @property

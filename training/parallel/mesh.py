@@ -55,7 +55,7 @@ class World:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return dist.get_world_size()
 
     @property
@@ -79,7 +79,7 @@ class World:
 
     @property
     def finest_axes(self) -> tuple[str, ...]:
-        """The axes of the mesh in order, with those into which "tp" is divided in its place."""
+        """Return the axes of the mesh in order, with those into which "tp" is divided in its place."""
         return (*AXES[:-1], *self.tp_axes)
 
     def joint_axis(self, *names: str) -> JointAxis:
@@ -98,7 +98,7 @@ class World:
 
     @property
     def dp_size(self) -> int:
-        """Number of data-parallel replicas: of groups of ranks that read different sequences."""
+        """Return the number of data-parallel replicas: of groups of ranks that read different sequences."""
         return self.outer.size * self.axes["replicate"].size * self.axes["shard"].size // self.axes["cp"].size
 
     @property
@@ -116,7 +116,7 @@ class World:
         return x
 
     def all_reduce_max(self, value: int) -> int:
-        """The maximum of `value` over all ranks; reduced on the CPU, so it does not wait for a GPU."""
+        """Return the maximum of `value` over all ranks; reduced on the CPU, so it does not wait for a GPU."""
         x = torch.tensor(value)
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return int(x)
@@ -151,7 +151,7 @@ def build_world(layout: Layout, device: torch.device, timeout: float = 60.0) -> 
 
 
 def _expert_mesh(ranks: Tensor, device: torch.device, timeout: timedelta) -> DeviceMesh:
-    """The ranks that have the same experts as this one; `ranks` (groups, replicate, shard). Collective."""
+    """Return the ranks that have the same experts as this one; `ranks` (groups, replicate, shard). Collective."""
     groups = [_own_group(ranks, dim, name, timeout) for dim, name in enumerate(EXPERT_AXES, 1)]
     (own,) = [group for group in ranks if (group == dist.get_rank()).any()]
     return DeviceMesh.from_group(groups, device.type, own, mesh_dim_names=EXPERT_AXES)

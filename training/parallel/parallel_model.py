@@ -207,7 +207,7 @@ class ParallelModel:
         return None if self.files is None else self.files.after_update
 
     def matrix_holders(self, matrices: Sequence[ShardedParameter]) -> JointAxis:
-        """The axes along which matrices are sharded: the ranks that have all pieces of them; collective."""
+        """Return the axes along which matrices are sharded: the ranks that have all pieces of them; collective."""
         names = {name for param in matrices for name in param.matrix_placement.shard}
         return self.world.joint_axis(*(name for name in self.world.finest_axes if name in names))
 
@@ -236,7 +236,7 @@ class ParallelModel:
     def _forward(
         self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None, positions: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        """The decoder's outputs per micro-batch in evaluation mode; empty on ranks without the last stage."""
+        """Return the decoder's outputs per micro-batch in evaluation mode; empty on ranks without the last stage."""
         for part in self.parts:
             part.eval()
         if self.pipeline:
@@ -252,7 +252,7 @@ class ParallelModel:
         return outputs
 
     def _count_once(self, loss: Tensor) -> Tensor:
-        """The loss where the vocabulary begins, elsewhere zero: a sum over all ranks counts each target once."""
+        """Return the loss where the vocabulary begins, elsewhere zero: a sum over all ranks counts each target once."""
         return loss if self.vocabulary.rank == 0 else torch.zeros_like(loss)
 
     def _all_gather_vocab(self, logits: Tensor) -> Tensor:
@@ -283,5 +283,5 @@ def _own_sequences(x: Tensor, rows: JointAxis) -> Tensor:
 
 
 def _all_sequences(parts: Tensor, rows: JointAxis) -> Tensor:
-    """The parts of all rows: (B / n, T) to (B, T)."""
+    """Return the parts of all rows: (B / n, T) to (B, T)."""
     return parts if rows.size == 1 else gather_rows(parts, rows)

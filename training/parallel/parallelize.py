@@ -143,7 +143,7 @@ def _compile_blocks(part: Decoder) -> None:
 
 
 def _axes_of(decoder: Decoder, table: Mapping[str, Placement], layout: Layout, world: World) -> Axes:
-    """The axes of the world and those of some parameters alone; collective."""
+    """Return the axes of the world and those of some parameters alone; collective."""
     axes = dict(world.axes)
     if decoder.config.tied:
         ends = sorted({layout.stage_ranks[0], layout.stage_ranks[-1]})
@@ -171,7 +171,7 @@ def _sharded_parameters(
     table: Mapping[str, Placement],
     axes: Axes,
 ) -> list[ShardedParameter]:
-    """The shards of the parts' parameters that this rank updates, placed as the table says."""
+    """Return the shards of the parts' parameters that this rank updates, placed as the table says."""
     shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
     params = []
     seen = set[str]()

@@ -28,7 +28,7 @@ class ParameterShape:
 
     @property
     def of_experts(self) -> bool:
-        """True if it has replicas of its own: those of the experts that a rank has."""
+        """Return whether it has replicas of its own: those of the experts that a rank has."""
         return self.unit.startswith("experts")
 
     @property
@@ -142,7 +142,7 @@ def _latent(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]
 
 
 def _dense(model: ModelConfig, layer: str, tp: int, module: str, ffn: int) -> Iterator[ParameterShape]:
-    """An MLP, of `ffn` features on a rank."""
+    """Yield an MLP, of `ffn` features on a rank."""
     for name in ("gate", "up")[not model.is_gated :]:
         matrix = ParameterShape(f"blocks.{layer}.{module}.{name}.weight", (ffn, model.width), tp > 1, layer)
         yield from _with_bias(matrix, bool(model.mlp_bias), tp > 1)

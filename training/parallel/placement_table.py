@@ -17,7 +17,7 @@ from training.sharding.placement import Placement
 
 
 def placement_table(decoder: Decoder, layout: Layout) -> dict[str, Placement]:
-    """The placement of every parameter of the unsplit decoder, by name; a tied matrix has both its names."""
+    """Return the placement of every parameter of the unsplit decoder, by name; a tied matrix has both its names."""
     copies = layout.kv_copies(decoder.config)
     table = experiment_of(layout).placements() or tensor_parallel_table(layout.sequence_parallel, copies)
     if decoder.config.qk_norm_joint:

@@ -67,7 +67,7 @@ class TrafficInputs:
 
     @property
     def hidden_bytes(self) -> int:
-        """Bytes of the hidden states between two blocks, for all of these."""
+        """Return the bytes of the hidden states between two blocks, for all of these."""
         return self.tokens * self.config.width * self.itemsize
 
     @property
@@ -76,7 +76,7 @@ class TrafficInputs:
         return self.layout.stages_of_rank(self.rank["pp"])
 
     def holds_stage(self, stage: int) -> bool:
-        """True if this rank has the stage; -1 is the last stage."""
+        """Return whether this rank has the stage; -1 is the last stage."""
         return stage % self.layout.stages in self.stages
 
     @property
@@ -86,7 +86,7 @@ class TrafficInputs:
 
     @property
     def recomputed_layers(self) -> int:
-        """Number of times that a layer is recomputed in a step, over all layers."""
+        """Return the number of times that a layer is recomputed in a step, over all layers."""
         return sum(len(self.stage_layers[stage]) * self.recomputations(stage) for stage in self.stages)
 
     def recomputations(self, stage: int) -> int:
@@ -94,12 +94,12 @@ class TrafficInputs:
         return 0 if self.recompute == "none" else self.backward_passes(stage)
 
     def backward_passes(self, stage: int) -> int:
-        """Number of a stage's backward passes; those for inputs and for weights are two."""
+        """Return the number of a stage's backward passes; those for inputs and for weights are two."""
         kinds = "BIW" if stage else "BW"  # the first stage's input has no gradient
         return sum(kind in kinds and at == stage for kind, at in self.layout.passes(self.rank["pp"]))
 
     def own_numel(self, p: ParameterShape) -> int:
-        """Number of elements in the rows of a parameter that this rank updates."""
+        """Return the number of elements in the rows of a parameter that this rank updates."""
         layout = self.layout
         if not p.of_experts:
             return p.rows_numel(layout.shards, self.rank["shard"])
@@ -108,7 +108,7 @@ class TrafficInputs:
 
 
 def add_traffic(parts: Iterable[Traffic]) -> Traffic:
-    """The sum of several, without zero entries."""
+    """Return the sum of several, without zero entries."""
     total: Traffic = {}
     for part in parts:
         for key, volume in part.items():

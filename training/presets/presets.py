@@ -33,7 +33,7 @@ class Preset:
     """Parameters among which a token's are counted."""
 
     def options_given(self, rope_scaling: str | None, balance: str | None) -> dict[str, Any]:
-        """The options, without those numbers for which a kind of RoPE's scaling, or of balance, has no use.
+        """Return the options, without those numbers for which a kind of RoPE's scaling, or of balance, has no use.
 
         Either takes the preset's place unless it is None.
         """
@@ -43,7 +43,7 @@ class Preset:
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of this name. Raises UsageError for an unknown one, naming the most similar."""
+    """Return the preset of this name. Raises UsageError for an unknown one, naming the most similar."""
     if name not in PRESETS:
         raise UsageError(f"model.preset is {name!r}, but there is no such preset; {one_of(name, PRESETS)}")
     return PRESETS[name]

@@ -34,7 +34,7 @@ class ProfileConfig:
 
     @property
     def is_on(self) -> bool:
-        """True if anything is to be traced or measured."""
+        """Return whether anything is to be traced or measured."""
         return bool(self.steps or self.times or self.norms)
 
     @property
@@ -44,11 +44,11 @@ class ProfileConfig:
         return (int(found[1]), int(found[2])) if found else None
 
     def traces(self, step: int) -> bool:
-        """True if a rank traces the step; on every rank the same."""
+        """Return whether a rank traces the step; on every rank the same."""
         return bool(self.ranks) and self.span is not None and self.span[0] <= step <= self.span[1]
 
     def notes(self, step: int) -> list[str]:
-        """A line for a run that continues after `step`, if its steps to trace are over."""
+        """Return a line for a run that continues after `step`, if its steps to trace are over."""
         over = self.span is not None and self.span[1] <= step
         return [f"profile.steps {self.steps}: the run is at step {step}, and traces none of them now"] * over
 

@@ -165,7 +165,7 @@ class StepTrace:
 
 
 def layer_of(name: str) -> str:
-    """The layer of a parameter: its block, or the module outside the blocks.
+    """Return the layer of a parameter: its block, or the module outside the blocks.
 
     >>> layer_of("blocks.3.mlp.up.weight"), layer_of("embed.tokens.weight")
     ('blocks.3', 'embed')

@@ -75,7 +75,7 @@ def _period(step: int) -> int:
 
 
 def describe_starving(loads: Loads, layers: list[int]) -> str:
-    """A line that names the experts with under a tenth of the mean load; empty if there are none."""
+    """Return a line that names the experts with under a tenth of the mean load; empty if there are none."""
     found = []
     for layer in layers:
         counts = loads.counts[layer]

@@ -64,7 +64,7 @@ class HoldoutLosses:
     lengths: dict[str, PartLoss] = field(default_factory=dict)
 
     def values(self) -> dict[str, Any]:
-        """The losses as metrics.jsonl holds them."""
+        """Return the losses as metrics.jsonl holds them."""
         parts = {"sources": self.sources, "lengths": self.lengths}
         losses = dict[str, dict[str, Any]]()
         for kind, named in parts.items():
@@ -73,7 +73,7 @@ class HoldoutLosses:
         return {key: value for key, value in self.whole.values().items() if key != "tokens"} | losses
 
     def lines(self) -> list[str]:
-        """A line for each source and each range of lengths, for the terminal."""
+        """Return a line for each source and each range of lengths, for the terminal."""
         parts = self.sources | {f"documents of {name} tokens": part for name, part in self.lengths.items()}
         width = max(map(len, parts), default=0)
         return [f"    {name:<{width}}  {part} ({count_of(part.tokens, 'token')})" for name, part in parts.items()]
@@ -92,7 +92,7 @@ def bits_per_byte(loss: float, counted: Manifest | SourceRecord) -> float | None
 def holdout_losses(
     nats: NDArray[np.float64], targets: NDArray[np.float64], groups: TargetGroups, weights: Mapping[str, float]
 ) -> HoldoutLosses:
-    """The losses from the sum of the losses and the number of targets of each group, (groups,) each.
+    """Return the losses from the sum of the losses and the number of targets of each group, (groups,) each.
 
     `weights` of sources count in the whole, in place of their tokens, if there are any.
     """
@@ -114,7 +114,7 @@ def holdout_losses(
 
 
 def _weighted(sources: Mapping[str, PartLoss], weights: Mapping[str, float]) -> PartLoss:
-    """The mean of the sources' losses and of their bits per byte, by the weights of sources."""
+    """Return the mean of the sources' losses and of their bits per byte, by the weights of sources."""
     total = sum(weights.values())
     loss = sum(weight * sources[name].loss for name, weight in weights.items()) / total
     each = [(weight, sources[name].bits_per_byte) for name, weight in weights.items()]
@@ -144,11 +144,11 @@ class Holdouts:
                 _require_sources(groups, self.counts[name], config.weights)
 
     def evaluate(self, model: ParallelModel) -> dict[str, HoldoutLosses]:
-        """The losses of each holdout; every rank calls it."""
+        """Return the losses of each holdout; every rank calls it."""
         return {name: self._evaluate(model, groups, self.counts[name]) for name, groups in self.groups.items()}
 
     def _evaluate(self, model: ParallelModel, groups: TargetGroups, count: int) -> HoldoutLosses:
-        """The losses of the first `count` sequences of `groups.data`.
+        """Return the losses of the first `count` sequences of `groups.data`.
 
         Sequence i goes to replica i mod dp_size. All replicas run the same number of micro-batches, because their
         collectives wait for each other: a replica with fewer sequences repeats the last one, with all targets ignored.

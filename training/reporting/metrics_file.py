@@ -50,7 +50,7 @@ def last_with(records: Iterable[dict[str, Any]], key: str) -> dict[str, Any] | N
 
 
 def _parse_record(line: bytes) -> dict[str, Any] | None:
-    """A line's record; None if it is damaged."""
+    """Return a line's record; None if it is damaged."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -60,13 +60,13 @@ def _parse_record(line: bytes) -> dict[str, Any] | None:
 
 
 def finite(value: Any) -> float | None:
-    """A recorded number; None if it is infinite, nan, or no number."""
+    """Return a recorded number; None if it is infinite, nan, or no number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 def table_of(record: Any, key: str) -> dict[str, Any]:
-    """A table in a record, or in a part of one; {} if it has none."""
+    """Return a table in a record, or in a part of one; {} if it has none."""
     found = record.get(key) if isinstance(record, dict) else None
     return found if isinstance(found, dict) else {}
 
@@ -136,5 +136,5 @@ def write_summary(
 
 
 def _number(recorded: float | None) -> float:
-    """A recorded number: null, as JSON has no NaN, means one that is not finite."""
+    """Return a recorded number: null, as JSON has no NaN, means one that is not finite."""
     return math.nan if recorded is None else recorded

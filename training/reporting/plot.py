@@ -77,7 +77,7 @@ def read_curves(run_dir: Path) -> dict[str, Curve]:
 
 
 def _curve(records: list[dict[str, Any]], kind: str, key: str) -> Curve:
-    """The finite values of `key` in the records of a kind, by step."""
+    """Return the finite values of `key` in the records of a kind, by step."""
     values = [(record["step"], finite(record.get(key))) for record in records if record["kind"] == kind]
     return [(step, value) for step, value in values if value is not None]
 
@@ -150,7 +150,7 @@ def terminal_plot(curves: dict[str, Curve]) -> str:
 
 
 def read_panels(records: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
-    """The curves of each panel that has any, by the panel's title and the curve's name.
+    """Return the curves of each panel that has any, by the panel's title and the curve's name.
 
     Values that are not finite are left out. Sources are those of data.holdout, and "NAME: SOURCE" of other holdouts.
     """
@@ -171,7 +171,7 @@ def read_panels(records: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
 
 
 def _sets(records: list[dict[str, Any]]) -> dict[str, Curve]:
-    """The training loss of each data set of a mix, by the part of its folder that tells it from the others."""
+    """Return the training loss of each data set of a mix, by the part of its folder that tells it from the others."""
     curves: dict[str, Curve] = {}
     for record in (record for record in records if record["kind"] == "losses"):
         for name, values in table_of(record, "sets").items():
@@ -201,7 +201,7 @@ def _equal_parts(paths: Sequence[tuple[str, ...]]) -> int:
 
 
 def _sources(records: list[dict[str, Any]]) -> dict[str, Curve]:
-    """The loss of each source of each holdout, and of each other holdout."""
+    """Return the loss of each source of each holdout, and of each other holdout."""
     curves: dict[str, Curve] = {}
     for record in (record for record in records if record["kind"] == "eval"):
         for name, losses in {"": record, **table_of(record, "holdouts")}.items():

@@ -13,7 +13,7 @@ from training.reporting.metrics_file import read_metrics
 
 
 def named_values(kind: str, values: dict[str, Any]) -> Iterator[tuple[str, int | float | str]]:
-    """The numbers and texts of a record by names such as eval/sources/web/loss.
+    """Yield the numbers and texts of a record by names such as eval/sources/web/loss.
 
     >>> list(named_values("eval", {"loss": 2.5, "text": "", "mfu": None, "sources": {"web": {"loss": 3}}}))
     [('eval/loss', 2.5), ('eval/text', ''), ('eval/sources/web/loss', 3)]
@@ -142,7 +142,7 @@ class MLflow:
         self._client.set_terminated(self._run)
 
     def _experiment(self) -> str:
-        """The id of the experiment that the environment names; one that there is not is made."""
+        """Return the id of the experiment that the environment names; one that there is not is made."""
         if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return given
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "gristmill")
@@ -154,5 +154,5 @@ MetricSink = JsonLines | TensorBoard | WeightsAndBiases | MLflow
 
 
 def _kept_id(path: Path, step: int) -> str:
-    """The id in a file, of a run that continues after `step`; empty for one that begins."""
+    """Return the id in a file, of a run that continues after `step`; empty for one that begins."""
     return path.read_text() if step and path.is_file() else ""

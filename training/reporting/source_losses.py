@@ -38,7 +38,7 @@ class SourceLosses(Plugin):
         return step
 
     def log_records(self) -> list[LogRecord]:
-        """One record: of each data set that was read, `loss` in nats/token, and the `tokens` that it is of."""
+        """Return one record: of each data set that was read, `loss` in nats/token, and the `tokens` that it is of."""
         losses, tokens = self.model.world.all_reduce(self._sums).tolist()
         self._sums.zero_()
         found = zip(self.names, losses, tokens, strict=True)

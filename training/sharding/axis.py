@@ -47,7 +47,7 @@ class JointAxis:
         return found
 
     def at(self, rank: int) -> Axes:
-        """The axes as the rank of that index sees them, by name."""
+        """Return the axes as the rank of that index sees them, by name."""
         found = {}
         for axis in reversed(self.axes):
             found[axis.name] = replace(axis, rank=rank % axis.size)

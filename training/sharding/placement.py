@@ -45,7 +45,7 @@ class Placement:
         )
 
     def without(self, axis: str) -> "Placement":
-        """The placement of what the ranks along `axis` hold together."""
+        """Return the placement of what the ranks along `axis` hold together."""
         return Placement(
             {name: dim for name, dim in self.shard.items() if name != axis},
             tuple(name for name in self.replicated if name != axis),
@@ -66,5 +66,5 @@ class Placement:
         return all(axes[name].rank == 0 for name in self.replicated)
 
     def copies(self, axes: Axes) -> int:
-        """Number of ranks that hold the same piece, and must hold the same values."""
+        """Return the number of ranks that hold the same piece, and must hold the same values."""
         return math.prod(axes[name].size for name in self.replicated)

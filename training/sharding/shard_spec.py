@@ -18,7 +18,7 @@ class ShardSpec:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> "ShardSpec":
-        """A single shard: the full tensor of `shape`."""
+        """Return a single shard: the full tensor of `shape`."""
         return cls(tuple(shape), (0,) * len(shape), tuple(shape))
 
     def shard(self, dim: int, parts: int, index: int) -> "ShardSpec":

@@ -29,7 +29,7 @@ class ShardedParameter:
 
     @property
     def matrix_placement(self) -> Placement:
-        """The placement of the matrix; of experts' that of each, without the axes that divide experts."""
+        """Return the placement of the matrix; of experts' that of each, without the axes that divide experts."""
         found = self.placement
         for axis, dim in found.shard.items():
             if dim < len(self.spec.global_shape) - 2:

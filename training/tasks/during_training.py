@@ -83,7 +83,7 @@ class TaskEvaluation:
         return TaskScore(bits / size, right / len(items) if several else None, len(items))
 
     def _nats(self, model: ParallelModel, answers: Sequence[tuple[list[int], int]]) -> list[float]:
-        """The summed loss of each answer. Answers of one length are neighbours; replica r has those r, r + n, …
+        """Return the summed loss of each answer. Answers of one length are neighbours; replica r has those r, r + n, …
 
         All replicas run the same number of micro-batches: one with fewer answers repeats its last, with no targets.
         """
@@ -107,7 +107,7 @@ class TaskEvaluation:
 
 
 def score_lines(step: int, scores: dict[str, Any]) -> Iterator[str]:
-    """A line for each task, for the terminal."""
+    """Yield a line for each task, for the terminal."""
     for name, score in scores.items():
         if isinstance(score, dict):
             acc = "" if score["acc"] is None else f"acc {score['acc']:.4f}, "
@@ -169,7 +169,7 @@ def _read_items(name: str, task: Any, limit: int, encode: Encode, seq_len: int) 
 
 
 def _gold(name: str, task: Any, doc: Any, count: int) -> int:
-    """The number of an item's right answer."""
+    """Return the number of an item's right answer."""
     if task.OUTPUT_TYPE != "multiple_choice":
         return 0
     target = task.doc_to_target(doc)

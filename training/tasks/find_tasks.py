@@ -39,7 +39,7 @@ def find_tasks(tasks: Sequence[str], folder: Path | None) -> tuple["TaskManager"
 
 
 def _name_in(file: Path) -> str:
-    """The name of the task in a .yaml file."""
+    """Return the name of the task in a .yaml file."""
     from lm_eval.tasks._yaml_loader import load_yaml
     from yaml import YAMLError
 

@@ -62,7 +62,7 @@ class GristmillLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What comes before an empty context."""
+        """Return what comes before an empty context."""
         before = self.model.begins("")
         require(
             bool(before),
@@ -98,7 +98,7 @@ class GristmillLM(TemplateLM):
         return found
 
     def _progress(self, what: str, count: int) -> tqdm:
-        """A progress bar on the first rank's terminal."""
+        """Return a progress bar on the first rank's terminal."""
         return tqdm(total=count, desc=what, disable=not (self.model.world.is_main and sys.stderr.isatty()))
 
     def _fitting(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:

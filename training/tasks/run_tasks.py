@@ -53,7 +53,7 @@ def run_tasks(
 
 
 def report_lines(scores: Scores) -> list[str]:
-    """A line for each task: its metrics, and its number of items."""
+    """Return a line for each task: its metrics, and its number of items."""
     lines = []
     for name, metrics in scores.items():
         values = [f"{metric} {value:.4f}" for metric, value in metrics.items() if metric != "items"]

@@ -137,7 +137,7 @@ class LocalExecutor:
             raise WorkerDied(self._describe_death()) from error
 
     def _describe_death(self) -> str:
-        """Why a worker may have died: by how it ended, and whether it ran a user's function."""
+        """Return why a worker may have died: by how it ended, and whether it ran a user's function."""
         how = how_ended(self._started)
         if self._foreign:
             return (

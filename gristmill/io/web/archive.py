@@ -48,7 +48,7 @@ class Record(NamedTuple):
         return self.get("warc-type").lower()
 
     def get(self, name: str) -> str:
-        """The value of a header; '' without one."""
+        """Return the value of a header; '' without one."""
         return self.headers.get(name, [""])[0]
 
 
@@ -201,7 +201,7 @@ class _Stream:
 
     @property
     def end(self) -> int:
-        """The place of the last byte that was read from the chunks."""
+        """Return the place of the last byte that was read from the chunks."""
         return self.place + len(self._buffer) - self._at
 
     def is_at_end(self) -> bool:

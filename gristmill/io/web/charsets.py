@@ -121,7 +121,7 @@ def _replace(codec: str, error: UnicodeError) -> tuple[str, int]:
 
 
 def _after_pair(content: bytes, start: int) -> tuple[str, int]:
-    """A broken pair takes its second byte with it, unless that is ASCII; a byte that begins no pair is alone."""
+    """Return the broken character and where to go on: after both bytes of a pair unless the second is ASCII."""
     is_lead = 0x81 <= content[start] <= 0xFE
     takes_second = is_lead and start + 1 < len(content) and content[start + 1] >= 0x80
     return _BROKEN, start + 1 + takes_second

@@ -48,12 +48,12 @@ class Response(NamedTuple):
 
     @property
     def content_type(self) -> str:
-        """The type without parameters, in lower case; '' without one."""
+        """Return the type without parameters, in lower case; '' without one."""
         return self._media_type()[0]
 
     @property
     def charset(self) -> str | None:
-        """The charset that the headers declare."""
+        """Return the charset that the headers declare."""
         return self._media_type()[1]
 
     def _media_type(self) -> tuple[str, str | None]:

@@ -81,7 +81,7 @@ class ErrorFeedback(Plugin):
         return errors
 
     def _warm_starts(self) -> State:
-        """Each Q, with its place among those of the tensor-parallel pieces."""
+        """Return each Q, with its place among those of the tensor-parallel pieces."""
         axis = self.model.world.axis("tp")
         starts = State()
         placements = {param.name: param.placement for param in self.model.params}

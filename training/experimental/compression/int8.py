@@ -31,17 +31,17 @@ def encode(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers that codes and scales stand for."""
+    """Return the numbers that codes and scales stand for."""
     return codes.to(dtype) * scales.to(dtype)
 
 
 def pack(codes: Tensor, scales: Tensor) -> Tensor:
-    """One message a chunk: (N, K, BLOCK) and (N, K, 1) to (N, K BLOCK + 4 K) bytes."""
+    """Make one message of each chunk: (N, K, BLOCK) and (N, K, 1) to (N, K BLOCK + 4 K) bytes."""
     return torch.cat([codes.flatten(1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1)
 
 
 def unpack(message: Tensor) -> tuple[Tensor, Tensor]:
-    """The codes and scales of `pack`."""
+    """Return the codes and scales of `pack`."""
     blocks = message.shape[1] // (BLOCK + 4)
     codes, scales = message.split([blocks * BLOCK, blocks * 4], 1)
     return codes.view(torch.int8).unflatten(1, (blocks, BLOCK)), scales.contiguous().view(torch.float32)[..., None]
@@ -73,7 +73,7 @@ class Int8Sum:
             self._works.append(dist.all_reduce(exact, group=replicate.group, async_op=True))
 
     def finish(self) -> tuple[Tensor, Tensor]:
-        """The sum of `flat` and the exact sum. Leaves in `flat` what this replica has left out."""
+        """Return the sum of `flat` and the exact sum. Leaves in `flat` what this replica has left out."""
         for work in self._works:
             wait(work, self.replicate.group)
         if not len(self.flat):

@@ -31,7 +31,7 @@ class CompressionOptions(Layout):
         return super().unused() | ({"compression", "compression_rank"} - self.compression_record().keys())
 
     def compression_record(self) -> dict[str, str | int]:
-        """The options of compression that have an effect, by name; they change what a run computes."""
+        """Return the options of compression that have an effect, by name; they change what a run computes."""
         rank = {"compression_rank": self.compression_rank} if self.compression == "powersgd" else {}
         return {"compression": self.compression, **rank} if self.compression != "none" else {}
 

@@ -20,13 +20,13 @@ from training.sharding.axis import Axis
 
 
 def initial_q(shape: tuple[int, int], rank: int, seed: int, name: str, like: Tensor) -> Tensor:
-    """The first Q (m, rank) of a matrix of `shape` (n, m): normal numbers, the same on all replicas."""
+    """Return the first Q (m, rank) of a matrix of `shape` (n, m): normal numbers, the same on all replicas."""
     index = torch.arange(shape[1] * rank, device=like.device).view(shape[1], rank)
     return keyed_normal(seed, f"powersgd/{name}", index).to(like.dtype)
 
 
 def is_smaller(shape: Sequence[int], rank: int) -> bool:
-    """True if P and Q of a matrix of `shape` have fewer elements than the matrix."""
+    """Return whether P and Q of a matrix of `shape` have fewer elements than the matrix."""
     return rank * sum(shape) < shape[0] * shape[1]
 
 
@@ -46,7 +46,7 @@ class PowerSGD:
         self._work = dist.all_reduce(self._message, group=replicate.group, async_op=True)
 
     def finish(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """The approximate sums of the matrices, the new Q of each, and the exact sum.
+        """Return the approximate sums of the matrices, the new Q of each, and the exact sum.
 
         Leaves in each of the matrices what this replica has left out.
         """

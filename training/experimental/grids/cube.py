@@ -70,7 +70,7 @@ class _Product(torch.autograd.Function):
 
 
 def gather_inputs(weight: Tensor, axis: Axis) -> Tensor:
-    """The inputs of all ranks along `axis`: (h', h / n) to (h', h)."""
+    """Return the inputs of all ranks along `axis`: (h', h / n) to (h', h)."""
     return gather_rows(weight, axis).unflatten(0, (axis.size, -1)).transpose(0, 1).flatten(1)
 
 

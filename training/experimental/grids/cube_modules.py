@@ -45,7 +45,7 @@ def apply_cube(part: Decoder, pieces: Mapping[str, ShardSpec], grid: Grid, layer
 
 
 def _on_cube(name: str, module: nn.Module, pieces: Mapping[str, ShardSpec], turn: Turn, grid: Grid) -> nn.Module | None:
-    """The module that computes this rank's part of another; None for one that is as on a grid."""
+    """Return the module that computes this rank's part of another; None for one that is as on a grid."""
     match module:
         case Head():
             return CubeHead(module, turn, grid, pieces[f"{name}.weight"].offset[0])
@@ -60,7 +60,7 @@ def _on_cube(name: str, module: nn.Module, pieces: Mapping[str, ShardSpec], turn
 
 
 def _other_sequences(grid: Grid) -> Any:
-    """A hook that gives attention what depends on its sequences: documents, and ids where dropout needs them."""
+    """Return a hook that gives attention what depends on its sequences: documents, and ids where dropout needs them."""
 
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         x, table, sample_ids = arguments

@@ -54,7 +54,7 @@ def replace_modules(
 
 
 def on_grid(name: str, module: nn.Module, pieces: Mapping[str, ShardSpec], grid: Grid) -> nn.Module | None:
-    """The module that computes this rank's part of another; None for one that stays as it is."""
+    """Return the module that computes this rank's part of another; None for one that stays as it is."""
     match module:
         case Head():
             return GridHead(module, grid, grid.column, pieces[f"{name}.weight"].offset[0])
@@ -92,7 +92,7 @@ class GridLinear(Linear):
         return y if self.bias is None else y + self.bias
 
     def fused_with(self, x: Tensor, *others: nn.Linear) -> Sequence[Tensor]:
-        """One product for all of them, which sends `x` once."""
+        """Return one product for all of them, which sends `x` once."""
         layers = (self, *others)
         outputs = self.product(x, *(layer.weight for layer in layers))
         parts = outputs.split([len(layer.weight) for layer in layers], -1)

@@ -101,5 +101,5 @@ def mean_over(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _sum_of_tokens(grad: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of a vector from that of each token, (..., F) to (F,)."""
+    """Return the gradient of a vector from that of each token, (..., F) to (F,)."""
     return grad.flatten(0, -2).sum(0).to(weight.dtype)

@@ -4,7 +4,7 @@ from training.sharding.placement import Placement
 
 
 def grid_table() -> dict[str, Placement]:
-    """The placement of each parameter on a grid, by the end of its name (Xu et al. 2021; Wang et al. 2021).
+    """Return the placement of each parameter on a grid, by the end of its name (Xu et al. 2021; Wang et al. 2021).
 
     Every matrix, the vocabulary's too, is split by its outputs over columns and by its inputs over rows; products sum
     its gradient over the tokens of all rows. Vectors are split as the features that they scale or are added to, and the
@@ -35,7 +35,7 @@ def grid_table() -> dict[str, Placement]:
 
 
 def cube_table() -> dict[str, Placement]:
-    """The placement of each parameter on a cube, by the end of its name (Bian et al. 2021, section 3).
+    """Return the placement of each parameter on a cube, by the end of its name (Bian et al. 2021, section 3).
 
     As on a grid, but that layers split the inputs of every matrix once more, and that the first products of attention
     and MLP have the rows as outputs and the columns as inputs: the stream has the features of columns.

@@ -39,7 +39,7 @@ class Grid:
 
     @classmethod
     def of(cls, axes: Axes) -> "Grid":
-        """The grid among the axes of a mesh."""
+        """Return the grid among the axes of a mesh."""
         return cls(axes["row"], axes["column"], axes["tp"])
 
 
@@ -75,7 +75,7 @@ def join(weights: Sequence[Tensor]) -> Tensor:
 
 
 def needs_gradient(ctx: Any, index: int) -> bool:
-    """True if this backward pass continues to an argument, numbered among tensors.
+    """Return whether this backward pass continues to an argument, numbered among tensors.
 
     A split one computes gradients of inputs and weights apart.
     """
@@ -105,7 +105,7 @@ def weight_gradient(dy: Tensor, x: Tensor, grid: Grid) -> Tensor:
 
 
 def blocks_along(axis: Axis, own: Tensor) -> Iterator[Tensor]:
-    """The blocks of the ranks along `axis`, one by one: each is broadcast while the one before it is used."""
+    """Yield the blocks of the ranks along `axis`, one by one: each is broadcast while the one before it is used."""
     own = own.contiguous()
 
     def start(root: int) -> tuple[Tensor, dist.Work]:

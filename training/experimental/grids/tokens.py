@@ -41,7 +41,7 @@ def _from_own_tokens(x: Tensor, grid: Grid) -> Tensor:
 
 
 def exchange(x: Tensor, grid: Grid) -> Tensor:
-    """The tensor of rank (j, i), of the same shape, which gets this one; without autograd: a transpose."""
+    """Return the tensor of rank (j, i), of the same shape, which gets this one; without autograd: a transpose."""
     x = x.contiguous()
     i = grid.row.rank
     j = grid.column.rank

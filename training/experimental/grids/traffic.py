@@ -211,7 +211,7 @@ class GridFormulas(Experiment):
         return [self._block(p, ids) for p in every]
 
     def _block(self, p: ParameterShape, ids: int) -> ParameterShape:
-        """The block of a parameter that a rank has; of the vocabulary so many `ids`."""
+        """Return the block of a parameter that a rank has; of the vocabulary so many `ids`."""
         side, (rows, *inputs) = self.side, p.shape
         if not inputs:
             return p if p.of_heads else replace(p, shape=(rows // side,))

@@ -84,7 +84,7 @@ class OuterOptimizer:
 
 
 def mean_over(axis: Axis) -> Mean:
-    """The mean over the ranks along `axis`, by an all-reduce of all the tensors as one."""
+    """Return the mean over the ranks along `axis`, by an all-reduce of all the tensors as one."""
 
     def mean(tensors: list[Tensor]) -> None:
         if axis.size > 1:
@@ -96,7 +96,7 @@ def mean_over(axis: Axis) -> Mean:
 
 
 def _buckets(params: Sequence[ShardedParameter]) -> Iterator[list[ShardedParameter]]:
-    """The parameters, in buckets of up to BUCKET_BYTES; a larger one is alone.
+    """Yield the parameters, in buckets of up to BUCKET_BYTES; a larger one is alone.
 
     Those that other ranks of a replica hold, too, are apart from the others: in buckets of the same lengths on all
     these ranks, an all-reduce adds each of their elements in the same order, and copies stay equal bit for bit.

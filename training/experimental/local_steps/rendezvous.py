@@ -84,7 +84,7 @@ class Rendezvous:
         self._entry.close()
 
     def last_shared(self, least: int = 0) -> int:
-        """The last round whose shared weights are there; 0 if there is none. Raises InputError below `least`."""
+        """Return the last round whose shared weights are there; 0 if there is none. Raises InputError below `least`."""
 
         def find() -> int:
             if (last := self._last()) < least:
@@ -102,7 +102,7 @@ class Rendezvous:
         self.ranks.main_only(lambda: self._write(number, f"coming-{self.config.number}", b""))
 
     def fingerprint(self, tensors: Sequence[Tensor]) -> str:
-        """A hash of the shared weights and momenta of all ranks, the same on all of them."""
+        """Return a hash of the shared weights and momenta of all ranks, the same on all of them."""
         digest = np.frombuffer(sha256(_flat(tensors).numpy().data).digest(), np.int64).copy()
         return self.ranks.sum(torch.from_numpy(digest)).numpy().tobytes().hex()
 
@@ -218,13 +218,13 @@ class Rendezvous:
 
 
 def _numbers(folder: Path, before: str, after: str = "") -> set[int]:
-    """The numbers between `before` and `after` in the names of files in a folder."""
+    """Return the numbers between `before` and `after` in the names of files in a folder."""
     names = (path.name.removeprefix(before).removesuffix(after) for path in folder.glob(f"{before}*{after}"))
     return {int(name) for name in names if name.isdigit()}
 
 
 def _read_members(path: Path) -> list[int]:
-    """The members of a round; none if its files are gone."""
+    """Return the members of a round; none if its files are gone."""
     try:
         members: list[int] = json.loads(path.read_text())
     except FileNotFoundError:

@@ -83,7 +83,7 @@ class LocalReplicas(Plugin):
         return state
 
     def _stored_replica(self, stored: CheckpointRecord) -> int:
-        """The replica of a checkpoint whose states this one takes: its own, or that of a lower number."""
+        """Return the replica of a checkpoint whose states this one takes: its own, or that of a lower number."""
         before = int(stored.layout.get("local_replicas", 1))
         steps = stored.layout["local_steps"]
         if before != self.count and (taken := stored.step % steps):

@@ -79,7 +79,7 @@ class ReplicasConfig:
         )
 
     def record(self) -> dict[str, Any]:
-        """The options that decide a run's results, by name; empty if it is not a replica."""
+        """Return the options that decide a run's results, by name; empty if it is not a replica."""
         if self.folder is None:
             return {}
         return {f"replicas.{name}": getattr(self, name) for name in ("count", "number", "local_steps")}

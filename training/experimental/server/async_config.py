@@ -38,7 +38,7 @@ class AsyncConfig(TrainConfig):
 
     @property
     def serves(self) -> bool:
-        """True if this process is the server."""
+        """Return whether this process is the server."""
         return self.role == "server" or (self.role == "auto" and os.environ.get("RANK", "0") == "0")
 
     def check(self) -> None:

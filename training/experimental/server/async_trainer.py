@@ -26,7 +26,7 @@ from training.trainer import Trainer
 
 
 def plan_async(config: AsyncConfig) -> RunPlan:
-    """The plan of a server's run; parts and staleness change what it computes, too."""
+    """Return the plan of a server's run; parts and staleness change what it computes, too."""
     plan = RunPlan.of(config)
     require(
         not plan.model.experts,

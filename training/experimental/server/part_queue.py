@@ -26,7 +26,7 @@ class PartQueue:
         self._taken: dict[Part, int] = {}
 
     def take(self, worker: int) -> Part | None:
-        """The first part that may be begun, from now on the worker's; None if there is none yet."""
+        """Return the first part that may be begun, from now on the worker's; None if there is none yet."""
         last = min(self.steps - 1, self.oldest + self.staleness, self.updates + self.staleness)
         for step in range(self.oldest, last + 1):
             for number in range(self.parts):
@@ -45,7 +45,7 @@ class PartQueue:
             self.oldest += 1
 
     def drop(self, worker: int) -> list[Part]:
-        """A worker is lost: its part may be taken again. Returns it."""
+        """Return the parts of a worker that is lost, which may now be taken again."""
         lost = [part for part, holder in self._taken.items() if holder == worker]
         for part in lost:
             del self._taken[part]

@@ -113,7 +113,7 @@ class GradientServer:
                 )
 
     def most_workers(self) -> int:
-        """How many have worked at the same time since the last call."""
+        """Return how many have worked at the same time since the last call."""
         with self._changed:
             most = self._most
             self._most = len(self._workers)
@@ -214,17 +214,17 @@ class GradientServer:
 
 
 def flat_weights(params: Sequence[ShardedParameter]) -> Tensor:
-    """A copy of the parameters, one after the other, on the CPU."""
+    """Return a copy of the parameters, one after the other, on the CPU."""
     return torch.cat([p.local.detach().flatten().cpu() for p in params])
 
 
 def comparable(identity: dict[str, Any]) -> dict[str, Any]:
-    """An identity as it is after a journey through JSON."""
+    """Return an identity as it is after a journey through JSON."""
     return dict(json.loads(json.dumps(identity, default=str)))
 
 
 def differing(one: dict[str, Any], other: Any) -> str:
-    """The first options in which two identities differ, with both values."""
+    """Return the first options in which two identities differ, with both values."""
     theirs = other if isinstance(other, dict) else {}
     found = [key for key in {**one, **theirs} if one.get(key) != theirs.get(key)]
     return "; ".join(f"{key} ({one.get(key)} at the server, {theirs.get(key)} here)" for key in found[:3])

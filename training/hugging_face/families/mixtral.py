@@ -25,7 +25,7 @@ LOSSES = frozenset({"attention_dropout", "output_router_logits", "router_aux_los
 
 
 def expert_rows(layer: str, names: tuple[str, str, str]) -> tuple[TensorRow, ...]:
-    """The rows of a sparse layer, whose matrices of gate, up and down have these `names`."""
+    """Return the rows of a sparse layer, whose matrices of gate, up and down have these `names`."""
     parts = zip(names, ("gate", "up", "down"), strict=True)
     experts = (TensorRow(f"{layer}.experts.{{}}.{name}", f"blocks.{{}}.mlp.experts.{part}") for name, part in parts)
     return TensorRow(f"{layer}.gate", "blocks.{}.mlp.router"), *experts

@@ -19,7 +19,7 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 def _read_window(config: dict[str, Any]) -> dict[str, Any]:
-    """The window, if all layers have it. Raises UsageError where some do: ours has one kind of attention."""
+    """Return the window, if all layers have it. Raises UsageError where some do: ours has one kind of attention."""
     window = config["sliding_window"]
     kinds = config["layer_types"]
     if not config["use_sliding_window"] or window is None:
@@ -34,7 +34,7 @@ def _read_window(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_window(model: ModelConfig) -> dict[str, Any]:
-    """The window of all layers, or none."""
+    """Return the window of all layers, or none."""
     return {
         "use_sliding_window": bool(model.window),
         "sliding_window": model.window or None,

@@ -53,7 +53,7 @@ def fused_linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
 
 
 def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """One product after the other."""
+    """Multiply one pair of matrices after the other."""
     return portable.grouped_loop(x, weight, counts, linear)
 
 

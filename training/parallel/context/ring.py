@@ -78,7 +78,7 @@ class _Blocks:
         self.size = length // order.per_rank
 
     def visible(self, source: int) -> Iterator[tuple[slice, slice, Seen]]:
-        """The queries, the keys of rank `source`, and which of these they see."""
+        """Yield the queries, the keys of rank `source`, and which of these they see."""
         size = self.size
         for i, query in enumerate(self.order.chunks(self.axis.rank)):
             rows = slice(i * size, (i + 1) * size)
@@ -150,7 +150,7 @@ def _add_gradients(
 
 
 def around(x: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
-    """Each rank's `x` and its rank, from this one's backwards; the next one is sent at the same time."""
+    """Yield each rank's `x` and its rank, from this one's backwards; the next one is sent at the same time."""
     for step in range(axis.size):
         sent = _SendReceive(x, axis, _KEYS) if step + 1 < axis.size else None
         yield (axis.rank - step) % axis.size, x
@@ -173,7 +173,7 @@ class _SendReceive:
         self.works = dist.batch_isend_irecv(operations)
 
     def wait(self) -> Tensor:
-        """The tensor of the rank before."""
+        """Return the tensor of the rank before."""
         for work in self.works:
             wait(work, self.group)
         return self.found

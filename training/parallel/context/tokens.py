@@ -27,7 +27,7 @@ class TokenOrder:
 
     @classmethod
     def of(cls, layout: Layout, world: World) -> "TokenOrder":
-        """The order of a layout; without context parallelism all tokens are this rank's."""
+        """Return the order of a layout; without context parallelism all tokens are this rank's."""
         return cls(world.axis("cp"), layout.context_chunks)
 
     def chunks(self, rank: int) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class TokenOrder:
         )
 
     def gather(self, x: Tensor) -> Tensor:
-        """All tokens in their order, on every rank: (B, T / n) to (B, T); without autograd."""
+        """Return all tokens in their order, on every rank: (B, T / n) to (B, T); without autograd."""
         if self.axis.size == 1:
             return x
         held = gather_rows(x, self.axis).unflatten(0, (self.axis.size, -1)).unflatten(2, (self.per_rank, -1))
@@ -67,7 +67,7 @@ class TokenOrder:
         return held[:, sorted(range(len(chunks)), key=chunks.__getitem__)].flatten(1)
 
     def holder(self, position: int, length: int) -> tuple[int, int]:
-        """The rank that has a token of a sequence of `length`, and the token's number there."""
+        """Return the rank that has a token of a sequence of `length`, and the token's number there."""
         size = length // (self.per_rank * self.axis.size)
         chunk, within = divmod(position, size)
         rank = next(rank for rank in range(self.axis.size) if chunk in self.chunks(rank))

@@ -61,7 +61,7 @@ class Ulysses:
         return found.permute(1, 2, 0, 3, 4).flatten(2, 3).split([x.shape[1] // ranks for x in each], 1)
 
     def _to_tokens(self, x: Tensor) -> Tensor:
-        """The opposite."""
+        """Return the opposite."""
         sent = x.unflatten(2, (self.axis.size, -1)).permute(2, 0, 1, 3, 4)
         found = Collective.apply(sent, self.axis, exchange, exchange)
         return found.transpose(0, 1).flatten(1, 2)

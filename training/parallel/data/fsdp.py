@@ -69,7 +69,7 @@ def reshard(part: nn.Module) -> None:
 
 
 def _units(part: Decoder) -> list[list[nn.Module]]:
-    """The modules of each unit, in the order of use, without the root."""
+    """Return the modules of each unit, in the order of use, without the root."""
     blocks: list[list[nn.Module]] = [[block] for block in part.blocks.values()]
     first: list[list[nn.Module]] = [[part.embed]] if isinstance(part.embed, Embedding) else []
     last: list[list[nn.Module]] = [[part.norm, part.head]] if isinstance(part.head, Head) else []

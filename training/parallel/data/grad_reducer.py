@@ -249,7 +249,7 @@ class GradReducer:
 
     @property
     def _reduces(self) -> bool:
-        """True if the current backward pass is to reduce gradients."""
+        """Return whether the current backward pass is to reduce gradients."""
         return self._passes % self._passes_per_reduction == 0
 
     def _on_grad(self, p: Tensor) -> None:
@@ -271,7 +271,7 @@ class GradReducer:
 
 
 def _own_rows(p: nn.Parameter, shard: Axis, is_apart: bool) -> nn.Parameter:
-    """The rows that this rank updates: a view of them, `p` itself where nothing is sharded, or master weights.
+    """Return the rows that this rank updates: a view of them, `p` itself where nothing is sharded, or master weights.
 
     `is_apart`: never `p` itself, as its gradient may be moved while sums of an earlier micro-batch are kept.
     """

@@ -29,7 +29,7 @@ class Loads(NamedTuple):
 
     @property
     def dropped_shares(self) -> Tensor:
-        """The share of a layer's choices whose expert was full, (layers,) float64; of a dense layer 0."""
+        """Return the share of a layer's choices whose expert was full, (layers,) float64; of a dense layer 0."""
         return self.dropped / self.counts.sum(1).clamp(min=1)
 
 
@@ -93,7 +93,7 @@ class Routing:
             router.choice_bias += router.config.balance_rate * (own.mean() - own).sign()
 
     def take(self) -> Loads:
-        """The loads since the last call; collective."""
+        """Return the loads since the last call; collective."""
         self.begin_step(self.tokens.scale)
         table = torch.cat([self._taken.counts, self._taken.losses[:, None], self._taken.dropped[:, None]], 1)
         self.world.all_reduce(table if self.tokens.counts_losses else table.zero_())

@@ -31,7 +31,7 @@ class PipelineOptions:
 
     @property
     def pipeline(self) -> PipelineSchedule | None:
-        """The schedule that the stages run; None without a pipeline."""
+        """Return the schedule that the stages run; None without a pipeline."""
         return SCHEDULES[self.schedule] if self.pp > 1 else None
 
     @property
@@ -41,14 +41,14 @@ class PipelineOptions:
 
     @property
     def stage_ranks(self) -> list[int]:
-        """The pipeline rank of each stage."""
+        """Return the pipeline rank of each stage."""
         ranks = list(range(self.pp))
         if self.pipeline is not None and self.pipeline.is_v_shaped:
             return [*ranks, *reversed(ranks)]
         return ranks * self.virtual_stages
 
     def stages_of_rank(self, rank: int) -> list[int]:
-        """The stages that pipeline rank `rank` has, in ascending order."""
+        """Return the stages that pipeline rank `rank` has, in ascending order."""
         return [stage for stage, holder in enumerate(self.stage_ranks) if holder == rank]
 
     def passes(self, rank: int) -> list[Pass]:

@@ -50,11 +50,11 @@ class PipelineSchedule:
 
     @property
     def runs_forward_first(self) -> bool:
-        """True if no backward pass begins before all forward passes are done."""
+        """Return whether no backward pass begins before all forward passes are done."""
         return self.passes is _all_forward_first
 
     def least_micro_batches(self, ranks: int, stages: int) -> int:
-        """How many it needs, of a pipeline of so many ranks and stages."""
+        """Return how many it needs, of a pipeline of so many ranks and stages."""
         return {"nothing": 1, "ranks": ranks, "stages": stages}[self.fills]
 
 

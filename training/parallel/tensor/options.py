@@ -86,12 +86,12 @@ def kv_copies(model: ModelConfig, tp: int) -> int:
 
 
 def divides_heads(model: ModelConfig, tp: int) -> bool:
-    """True if `tp` ranks divide the heads; of those of keys and values each has several, or several have one."""
+    """Return whether `tp` ranks divide the heads; of those of keys and values each has several, or several have one."""
     return model.heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
 
 
 def possible_sizes(model: ModelConfig) -> list[int]:
-    """The numbers of ranks that divide the model, in ascending order."""
+    """Return the numbers of ranks that divide the model, in ascending order."""
     common = math.gcd(model.heads, model.ffn_width, model.expert_width)
     # with a smaller vocabulary the last rank could be left without a row
     return [

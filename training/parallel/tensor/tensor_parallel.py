@@ -225,7 +225,7 @@ class _VocabParallelTokens(TokenEmbedding):
 
 
 def lookup(ids: Tensor, weight: Tensor, first: int) -> Tensor:
-    """The rows of `weight` (V / n, D), which are those of the ids from `first` on, and zeros for other ids."""
+    """Return the rows of `weight` (V / n, D), which are those of the ids from `first` on, and zeros for other ids."""
     local = ids - first
     count = len(weight)
     return embedding(local.clamp(0, count - 1), weight) * ((local >= 0) & (local < count))[..., None]
@@ -251,5 +251,5 @@ class _VocabParallelHead(Head):
         return linear_cross_entropy(x, self.weight, targets, self.first, group, self.z_loss, self.sequence_losses)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The loss; without targets this rank's logits, (B, T, V / n)."""
+        """Return the loss; without targets this rank's logits, (B, T, V / n)."""
         return F.linear(self.region.enter(x), self.weight) if targets is None else self.loss(x, targets)
