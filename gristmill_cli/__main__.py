@@ -130,6 +130,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "browse": Command("gristmill_cli.browse.serve:browse", "look at clusters and removed documents in a browser"),
         "plot": Command("training.reporting.plot:plot", "plot the loss curve of a training run"),
         "parity": Command("gristmill_parity.parity:parity", "check that layouts train exactly as one process"),
+        "check": Command("gristmill_parity.gates.check:check", "say where two runs of one training first differ"),
     },
     "SlimPajama: the same stages with its arguments": {
         "to_hash": Command("dedup.to_hash:to_hash", "as sign"),

@@ -43,14 +43,6 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) ->
     asked = [*_single_cases(), *_document_cases(), *_half_precision_cases()]
     asked += [*_adamw_cases(device), *_muon_cases(device)]
     skipped = []
-    if transformers_is_installed():
-        asked += [
-            (preset, _ONE, {"reference": "transformers", "dropout": 0.0, "documents": documents})
-            for preset in _PRESETS
-            for documents in (False, True)
-        ]
-    else:
-        skipped.append("transformers is not installed: its Llama and GPT-2 are not compared; pip install transformers")
     asked += [*_grid_cases(full), *_context_cases(full), *_replica_cases(full), *expert_cases(full)]
     if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         compiled = {"precision": "fp32", "compiled": True}
@@ -58,6 +50,14 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) ->
         asked += [("llama", ParallelConfig(cp=2), {**compiled, "reference": "one process"})] * full
     else:
         skipped.append("there is no C++ compiler, which torch.compile needs: no compiled blocks are compared")
+    if transformers_is_installed():  # together with the families: a process imports it once
+        asked += [
+            (preset, _ONE, {"reference": "transformers", "dropout": 0.0, "documents": documents})
+            for preset in _PRESETS
+            for documents in (False, True)
+        ]
+    else:
+        skipped.append("transformers is not installed: its Llama and GPT-2 are not compared; pip install transformers")
     asked += family_cases(transformers_is_installed(), full)
     cases = []
     for preset, layout, options in asked:

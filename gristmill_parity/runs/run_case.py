@@ -98,7 +98,7 @@ def trainer_runs(full: bool, device: Literal["cpu", "cuda"] = "cpu") -> tuple[li
         ("llama", replace(two, zero=2, micro_batches=2), tp, documents),
         ("gpt2", replace(two, zero=1), one, {"weights": (3.0, 1.0), "stop": "signal"}),
         ("gpt2", replace(two, zero=3), pp, {"precision": "fp16", "optimizer": "sgd"}),
-        ("gpt2", replace(tp, sequence_parallel=True), replace(two, dp=4, zero=1), {
+        ("gpt2", replace(tp, sequence_parallel=True), replace(two, zero=1), {
             "batch_ramp": ("4:200",), "optimizer": "sgd", "stop": "signal",
         }),
     ]  # fmt: skip

@@ -35,6 +35,7 @@ CHATS = {"guides/chats.md"}  # run by tests/preprocessing/test_tokenize_chats.py
 BUCKETS = {"guides/buckets.md"}  # run by tests/training/checkpoint/test_remote_run.py
 SPANS = {"guides/spans.md"}  # run by tests/dedup/test_remove_spans.py
 TRACES = {"guides/trace.md"}  # run by test_trace.py
+CHECKS = {"guides/check.md"}  # run by tests/training/parity/test_check.py
 REWINDS = {"guides/rewind.md"}  # run by test_rewind.py
 DATA = {
     "guides/pipeline.md",
@@ -49,7 +50,7 @@ DATA = {
 
 def test_every_page_with_commands_is_run_by_a_test() -> None:
     tutorials = {page for page in PAGES if page.startswith("tutorials/")}  # run by test_tutorials.py
-    elsewhere = TRAINING | NODES | BUCKETS | CHATS | FILTERS | SCORES | SPANS | FORMATS | TRACES | REWINDS
+    elsewhere = TRAINING | NODES | BUCKETS | CHATS | FILTERS | SCORES | SPANS | FORMATS | TRACES | REWINDS | CHECKS
     assert {page for page in PAGES if commands(page)} == elsewhere | DATA | tutorials
 
 

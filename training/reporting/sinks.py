@@ -31,12 +31,18 @@ def named_values(kind: str, values: dict[str, Any]) -> Iterator[tuple[str, int |
 class JsonLines:
     """A file with a JSON object a line; a resumed run drops the records after the step that it resumes from.
 
+    Of each start of its processes a record "run" stays, after which steps were taken.
+
     `path`, as of all sinks, is for error messages. Methods raise OSError where it is full.
     """
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
-        kept = [json.dumps(record) + "\n" for record in read_metrics(path) if 0 < record["step"] <= step]
+        kept = []
+        for record in read_metrics(path):
+            starts_again = record["kind"] == "run" and record["step"] == step
+            if record["step"] <= step and not starts_again:
+                kept.append(json.dumps(record) + "\n")
         atomic_write_bytes(path, "".join(kept).encode())
         self.file = path.open("a", encoding="utf-8")
 

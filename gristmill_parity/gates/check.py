@@ -1,0 +1,70 @@
+"""Check: two recorded runs of one training agree, or the first step and tensor in which they differ is named."""
+
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from gristmill.errors import GristmillError, require
+from gristmill.storage.files import reject_remote
+from gristmill.wording import count_of
+
+
+def check(run_a: Positional[Path], run_b: Positional[Path], steps: int = 0, tolerance: float = 0.0) -> None:
+    """Compare two training runs of the same data, model, optimizer, seed and precision, by what they recorded.
+
+    Of the same layout all numbers must be equal bit for bit: losses, gradient norms and checkpoints, also where one of
+    the runs was stopped and resumed. Of different layouts losses and gradient norms must be equal but for rounding. The
+    first step that differs is named, and the first tensor of the first checkpoint. Reads metrics.jsonl and the
+    checkpoints that both runs kept; changes nothing.
+
+    Args:
+        run_a: The --out_dir of a training run.
+        run_b: That of another one.
+        steps: Compare the first steps alone, until this one; 0: all.
+        tolerance: Largest relative difference of losses between layouts; 0: by precision, 1e-10 in fp64, 1e-5 in fp32,
+            0.008 in bf16, 0.001 in fp16. Gradient norms may differ by 32 times as much after the first step.
+
+    Raises:
+        UsageError: a folder is of no training run, has no step recorded, or the runs are not of one training.
+    """
+    require(steps >= 0, f"--steps is {steps}; expected 0 or more")
+    require(tolerance >= 0, f"--tolerance is {tolerance}; expected 0 or more")
+    reject_remote(run_a, run_b)
+    from gristmill_parity.gates.recorded_run import RecordedRun, require_same_training  # takes seconds, as torch does
+
+    runs = [RecordedRun.read(folder) for folder in (run_a, run_b)]
+    require_same_training(*runs)
+    for run in runs:
+        print(run.describe())
+    from gristmill_parity.gates.difference import Comparison
+    from training.distributed.process_group import init_distributed
+
+    with init_distributed("cpu"):
+        found = Comparison.of(runs[0], runs[1], steps, tolerance)
+        last = found.steps[-1]
+        if found.last_exact >= last:
+            expected = f"one layout: every number of steps {found.steps[0]} to {last} must be equal bit for bit"
+        elif found.last_exact >= found.steps[0]:
+            expected = f"one layout until step {found.last_exact}, where every bit must be equal; then other layouts"
+        else:
+            expected = "different layouts, devices or versions of torch"
+        if found.last_exact < last:
+            expected += f": losses may differ by {found.tolerance:.1e}"
+        print(expected)
+        differences = [each for each in (found.of_steps(), found.of_evaluations(), found.of_checkpoints()) if each]
+        of_weights = found.of_weights()
+    for each in differences:
+        print(f"first difference in {each}")
+    if of_weights:
+        print(of_weights)
+    if differences:
+        earliest = min(differences, key=lambda each: each.step)
+        on_gpu = runs[0].setting(last).get("device") == "cuda"
+        advice = "; on a GPU bits are only equal with --deterministic true" if on_gpu else ""
+        raise GristmillError(
+            f"{run_a} and {run_b} differ, first in {earliest.what} of step {earliest.step}; see above{advice}"
+        )
+    print(
+        f"{count_of(len(found.steps), 'step')} agree, losses to {found.largest('loss'):.1e} and gradient norms to "
+        f"{found.largest('grad_norm'):.1e}; {count_of(len(found.exact_checkpoints), 'checkpoint')} compared bit for bit"
+    )

@@ -1,0 +1,230 @@
+"""Difference: the first step, and the first tensor of a checkpoint, in which two runs of one training differ."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gristmill.errors import UsageError
+from gristmill.wording import count_of
+from gristmill_parity.gates.recorded_run import RecordedRun
+from training.checkpoint.record import read_record
+from training.checkpoint.shard_storage import read_shards, stored_tensors
+from training.sharding.shard_spec import ShardSpec
+
+TOLERANCES = {"fp64": 1e-10, "fp32": 1e-5, "bf16": 2.0**-7, "fp16": 2.0**-10}
+"""Of losses under different layouts, relative: the certificate's limits."""
+_OF_NORMS = 32  # times as much for gradient norms, once weights differ by rounding: measured up to 25 in 100 steps
+_OF_A_STEP = ("lr", "loss", "grad_norm", "z_loss", "skipped")
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """Where two runs first differ: a step, what differs in it, and in words by how much."""
+
+    step: int
+    what: str
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.what} of step {self.step}: {self.how}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Which steps of two runs must be equal bit for bit, and what is allowed in the others."""
+
+    first: RecordedRun
+    second: RecordedRun
+    steps: Sequence[int]
+    """In common, or missing in one of the runs between those."""
+    last_exact: int
+    """Until this step both runs were in one layout, so that every number is to be the same."""
+    tolerance: float
+
+    @classmethod
+    def of(cls, first: RecordedRun, second: RecordedRun, last: int, tolerance: float) -> "Comparison":
+        """Compare the steps that both runs took, until `last` if that is not 0."""
+        end = min(max(first.steps), max(second.steps), last or max(first.steps))
+        begin = max(min(first.steps), min(second.steps))
+        if end < begin:
+            raise UsageError(f"--steps is {last}, and the first step in common is {begin}; try a higher --steps")
+        steps = range(begin, end + 1)
+        exact = 0
+        if first.versions.get("torch") == second.versions.get("torch"):
+            for step in range(1, end + 1):
+                if first.setting(step) != second.setting(step):
+                    break
+                exact = step
+        return cls(first, second, steps, exact, tolerance or TOLERANCES[first.precision])
+
+    def of_steps(self) -> FirstDifference | None:
+        """The first step whose learning rate, loss or gradient norm differs; None if none does."""
+        for step in self.steps:
+            one = self.first.steps.get(step)
+            other = self.second.steps.get(step)
+            if one is None or other is None:
+                missing = self.first if one is None else self.second
+                return FirstDifference(step, "the record", f"{missing.folder} has none")
+            for name in _OF_A_STEP:
+                if how := self._differ(step, name, one.get(name), other.get(name)):
+                    return FirstDifference(step, name, how)
+        return None
+
+    def of_evaluations(self) -> FirstDifference | None:
+        """The first evaluation of both runs whose loss differs; None if none does."""
+        for step in sorted(self.first.evaluations.keys() & self.second.evaluations.keys()):
+            if step in self.steps:
+                values = (run.evaluations[step].get("loss") for run in (self.first, self.second))
+                if how := self._differ(step, "loss", *values):
+                    return FirstDifference(step, "the evaluation's loss", how)
+        return None
+
+    def of_checkpoints(self) -> FirstDifference | None:
+        """The first tensor that differs in the first common checkpoint in which one does; None if none does.
+
+        Only where every bit is to be equal: see `of_weights`.
+        """
+        for step in self.exact_checkpoints:
+            one = self.first.checkpoints[step]
+            other = self.second.checkpoints[step]
+            if _same_files(one, other):
+                continue
+            if found := first_different_tensor(one, other):
+                return FirstDifference(step, *found)
+        return None
+
+    @property
+    def exact_checkpoints(self) -> list[int]:
+        """The steps of the checkpoints that both runs have, and in which every bit is to be equal."""
+        common = self.first.checkpoints.keys() & self.second.checkpoints.keys()
+        return sorted(step for step in common if step <= min(self.last_exact, self.steps[-1]))
+
+    def of_weights(self) -> str:
+        """Say in which weights the first common checkpoint of different layouts differs the most; or nothing.
+
+        Nothing follows from it alone: AdamW makes whole steps of what is rounding in a gradient.
+        """
+        common = self.first.checkpoints.keys() & self.second.checkpoints.keys()
+        others = sorted(step for step in common if self.last_exact < step <= self.steps[-1])
+        if not others:
+            return ""
+        name, share = most_different_weights(self.first.checkpoints[others[0]], self.second.checkpoints[others[0]])
+        return f"weights after step {others[0]} differ the most in {name}, by {share:.1e} of its norm"
+
+    def largest(self, name: str) -> float:
+        """The largest relative difference of a number of the compared steps."""
+        largest = 0.0
+        for step in self.steps:
+            one = self.first.steps[step].get(name)
+            other = self.second.steps[step].get(name)
+            if one is not None and other is not None:
+                largest = max(largest, relative_difference(one, other))
+        return largest
+
+    def _allowed(self, step: int, name: str) -> float:
+        """The largest relative difference that is allowed in a number of a step."""
+        if step <= self.last_exact:
+            return 0.0
+        from_equal_weights = step <= max(self.steps[0], self.last_exact + 1)
+        return self.tolerance * (_OF_NORMS if name == "grad_norm" and not from_equal_weights else 1)
+
+    def _differ(self, step: int, name: str, one: Any, other: Any) -> str:
+        """Say how two numbers of a step differ, if they do by more than is allowed; else nothing."""
+        if one == other:
+            return ""
+        allowed = 0.0 if name in ("lr", "skipped") else self._allowed(step, name)
+        if one is None or other is None or name == "skipped":
+            return f"{one} in the first run and {other} in the second"
+        relative = relative_difference(one, other)
+        if relative <= allowed:
+            return ""
+        limit = f"more than {allowed:.1e}" if allowed else "expected every bit to be equal"
+        return f"{one!r} in the first run and {other!r} in the second, a relative difference of {relative:.1e}; {limit}"
+
+
+def relative_difference(one: float, other: float) -> float:
+    """The difference of two numbers over the larger one."""
+    return abs(one - other) / max(abs(one), abs(other), 1e-300)
+
+
+def first_different_tensor(one: Path, other: Path) -> tuple[str, str] | None:
+    """The first tensor that differs between two checkpoints, in the order of the model, and how; None if none does.
+
+    One tensor of each is in memory at a time.
+    """
+    stored = stored_tensors(one)
+    in_other = stored_tensors(other)
+    for key in sorted(stored.keys() | in_other.keys(), key=_place):
+        if key not in stored or key not in in_other:
+            return key, f"{(other if key in stored else one)} has none"
+        sizes = tuple(stored[key].size), tuple(in_other[key].size)
+        if sizes[0] != sizes[1]:
+            return key, f"its shape is {sizes[0]} in the first run and {sizes[1]} in the second"
+        values = [_read(path, key, tensor) for path, tensor in ((one, stored[key]), (other, in_other[key]))]
+        if not torch.equal(_bits(values[0]), _bits(values[1])):
+            return key, describe_difference(*values)
+    return None
+
+
+def most_different_weights(one: Path, other: Path) -> tuple[str, float]:
+    """The parameter of which the difference between two checkpoints is the largest share of its 2-norm, and that."""
+    stored = stored_tensors(one)
+    found = "", -1.0
+    for key in sorted((key for key in stored if key.startswith(_WEIGHTS)), key=_place):
+        values = _read(one, key, stored[key]).double()
+        apart = float((_read(other, key, stored[key]).double() - values).norm())
+        share = apart / max(float(values.norm()), 1e-300)
+        if share > found[1]:
+            found = key.removeprefix(_WEIGHTS), share
+    return found
+
+
+def describe_difference(one: Tensor, other: Tensor) -> str:
+    """Say how many elements of two tensors of one shape differ, and where most."""
+    apart = (one.double() - other.double()).abs()
+    count = int((_bits(one) != _bits(other)).any(1).sum())
+    worst = int(apart.flatten().nan_to_num(torch.inf).argmax())
+    place = [int(index) for index in torch.unravel_index(torch.tensor(worst), one.shape)] if one.ndim else []
+    values = f"{float(one.flatten()[worst])!r} and {float(other.flatten()[worst])!r}"
+    return f"{count:,} of {count_of(one.numel(), 'element')} differ, most at {place}: {values}"
+
+
+def _bits(x: Tensor) -> Tensor:
+    """The bytes of a tensor, (elements, bytes): not a number equals itself."""
+    return x.contiguous().flatten().view(torch.uint8).view(x.numel(), -1)
+
+
+def _same_files(one: Path, other: Path) -> bool:
+    """Whether two checkpoints are of the same bytes by their records, so that no tensor needs to be read."""
+    records = [read_record(path)[0] for path in (one, other)]
+    first, second = (record.files if record is not None else None for record in records)
+    return first is not None and first == second
+
+
+def _read(checkpoint: Path, key: str, stored: Any) -> Tensor:
+    """Read one tensor of a checkpoint, as a whole."""
+    values = torch.empty(stored.size, dtype=stored.properties.dtype)
+    group = dist.group.WORLD
+    assert group is not None
+    read_shards({key: [(values, ShardSpec.whole(tuple(values.shape)))]}, checkpoint, group)
+    return values
+
+
+_WEIGHTS = "model."
+_KINDS = (_WEIGHTS, "optim.")
+_ENDS = ("embed", "blocks", "norm", "head")
+
+
+def _place(key: str) -> tuple[Any, ...]:
+    """Where a tensor comes in the order of the model: weights, then states of the optimizer, then others."""
+    kind = next((number for number, prefix in enumerate(_KINDS) if key.startswith(prefix)), len(_KINDS))
+    name = key.removeprefix(_KINDS[kind]) if kind < len(_KINDS) else key
+    part = next((number for number, end in enumerate(_ENDS) if end in name.partition(".")[0]), len(_ENDS))
+    numbered = [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"\.", name)]
+    return kind, part, numbered
