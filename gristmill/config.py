@@ -52,10 +52,10 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
 
 
 class Range(NamedTuple):
-    """The values of a number: from `least`, or above it if `above`, to `most`; never NaN or infinite."""
+    """The values of a number: from `min`, or above it if `above`, to `max`; never NaN or infinite."""
 
-    least: float
-    most: float = sys.float_info.max
+    min: float
+    max: float = sys.float_info.max
     above: bool = False
 
     def fault(self, value: float) -> str:
@@ -64,13 +64,13 @@ class Range(NamedTuple):
         >>> Range(0, above=True).fault(0), Range(0).fault(math.nan), Range(0, 9).fault(10), Range(0).fault(1)
         ('more than 0', 'a finite number, 0 or more', '9 or less', '')
         """
-        is_large_enough = self.least < value if self.above else self.least <= value
-        if is_large_enough and value <= self.most:
+        is_large_enough = self.min < value if self.above else self.min <= value
+        if is_large_enough and value <= self.max:
             return ""
-        least = f"more than {self.least:g}" if self.above else f"{self.least:g} or more"
+        at_least = f"more than {self.min:g}" if self.above else f"{self.min:g} or more"
         if isinstance(value, float) and not math.isfinite(value):
-            return f"a finite number, {least}"
-        return f"{self.most:,} or less" if value > self.most else least
+            return f"a finite number, {at_least}"
+        return f"{self.max:,} or less" if value > self.max else at_least
 
 
 def check_ranges(options: Any, prefix: str = "") -> None:

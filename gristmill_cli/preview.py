@@ -316,9 +316,9 @@ def _row_of_rule(step: Bounds, verdicts: _Verdicts, documents: int) -> list[str]
 def _limits(step: Bounds) -> str:
     if isinstance(step, LanguageBounds):
         return "by language"
-    least = "" if step.least == -np.inf else f"{step.least:g}"
-    most = "" if step.most == np.inf else f"{step.most:g}"
-    return f"{least}…{most}"
+    low = "" if step.min == -np.inf else f"{step.min:g}"
+    high = "" if step.max == np.inf else f"{step.max:g}"
+    return f"{low}…{high}"
 
 
 def _number(value: float) -> str:

@@ -142,7 +142,7 @@ def _repeated_ngrams(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: 
 
 
 class TextMeasures:
-    """Measures of one text, each counted when a rule first asks for it."""
+    """Measures of one text, each counted when a rule first asks for of."""
 
     def __init__(
         self, text: str, splitter: WordSplitter, url: str = "", stop_hashes: NDArray[np.uint64] | None = None
@@ -256,42 +256,42 @@ def _trails(line: str) -> bool:
     return line.rstrip().endswith(("...", "…"))
 
 
-def _mean_length(it: TextMeasures) -> float:
-    count, characters = it.real_words
+def _mean_length(measures: TextMeasures) -> float:
+    count, characters = measures.real_words
     return _share(characters, count)
 
 
 def _ngram(n: int, measure: Callable[[NDArray, NDArray, int], int]) -> Callable[[TextMeasures], float]:
-    return lambda it: _share(int(measure(it.words.hash, it.words.length, n)), len(it.text))
+    return lambda measured: _share(int(measure(measured.words.hash, measured.words.length, n)), len(measured.text))
 
 
 def _script(name: str) -> Callable[[TextMeasures], float]:
-    return lambda it: it.scripts[name]
+    return lambda measured: measured.scripts[name]
 
 
 MEASURES: dict[str, Callable[[TextMeasures], float]] = {
-    "repeated_paragraphs": lambda it: it.repeated_paragraphs[0],
-    "repeated_paragraph_characters": lambda it: it.repeated_paragraphs[1],
-    "repeated_lines": lambda it: it.repeated_lines[0],
-    "repeated_line_characters": lambda it: it.repeated_lines[1],
+    "repeated_paragraphs": lambda measured: measured.repeated_paragraphs[0],
+    "repeated_paragraph_characters": lambda measured: measured.repeated_paragraphs[1],
+    "repeated_lines": lambda measured: measured.repeated_lines[0],
+    "repeated_line_characters": lambda measured: measured.repeated_lines[1],
     **{f"top_{n}_gram": _ngram(n, _top_ngram) for n in (2, 3, 4)},
     **{f"repeated_{n}_grams": _ngram(n, _repeated_ngrams) for n in (5, 6, 7, 8, 9, 10)},
-    "words": lambda it: it.real_words[0],
+    "words": lambda measured: measured.real_words[0],
     "mean_word_length": _mean_length,
-    "hashes_per_word": lambda it: it.per_word(it.text.count("#")),
-    "ellipses_per_word": lambda it: it.per_word(it.text.count("...") + it.text.count("…")),
-    "bullet_lines": lambda it: it.share_of_lines(map(_starts, it.all_lines)),
-    "ellipsis_lines": lambda it: it.share_of_lines(map(_trails, it.all_lines)),
-    "alphabetic_words": lambda it: it.share_of_words(ALPHABETIC),
-    "stop_words": lambda it: it.stop_words(),
-    "lorem_ipsum": lambda it: it.text.lower().count("lorem ipsum"),
-    "curly_brackets": lambda it: it.text.count("{"),
-    "sentences": lambda it: it.sentences(),
-    "ended_lines": lambda it: it.ended_lines(),
-    "short_lines": lambda it: it.short_lines(),
-    "repeated_nonblank_characters": lambda it: it.repeated_line_characters(),
+    "hashes_per_word": lambda measured: measured.per_word(measured.text.count("#")),
+    "ellipses_per_word": lambda measured: measured.per_word(measured.text.count("...") + measured.text.count("…")),
+    "bullet_lines": lambda measured: measured.share_of_lines(map(_starts, measured.all_lines)),
+    "ellipsis_lines": lambda measured: measured.share_of_lines(map(_trails, measured.all_lines)),
+    "alphabetic_words": lambda measured: measured.share_of_words(ALPHABETIC),
+    "stop_words": lambda measured: measured.stop_words(),
+    "lorem_ipsum": lambda measured: measured.text.lower().count("lorem ipsum"),
+    "curly_brackets": lambda measured: measured.text.count("{"),
+    "sentences": lambda measured: measured.sentences(),
+    "ended_lines": lambda measured: measured.ended_lines(),
+    "short_lines": lambda measured: measured.short_lines(),
+    "repeated_nonblank_characters": lambda measured: measured.repeated_line_characters(),
     **{f"{script}_letters": _script(script) for script in SCRIPTS},
-    "newlines_per_word": lambda it: it.per_word(it.text.count("\n")),
+    "newlines_per_word": lambda measured: measured.per_word(measured.text.count("\n")),
 }
 """A measure of a text by the name of the rule that compares it."""
 UNBOUNDED = frozenset(

@@ -61,21 +61,21 @@ _EXAMPLES = {  # of rules that have other values than numbers
 
 @dataclass(frozen=True)
 class Bounds:
-    """A rule: the least and the most that a measure of a document may be."""
+    """A rule: what a measure of a document may be, from `min` to `max`."""
 
     name: str
-    least: float = -math.inf
-    most: float = math.inf
+    min: float = -math.inf
+    max: float = math.inf
 
-    def value(self, it: TextMeasures) -> float:
-        return float(MEASURES[self.name](it))
+    def value(self, measures: TextMeasures) -> float:
+        return float(MEASURES[self.name](measures))
 
-    def detail(self, it: TextMeasures) -> str:  # noqa: ARG002
+    def detail(self, measures: TextMeasures) -> str:  # noqa: ARG002
         """Return the language or domain that the value is of, where it is not of the whole text."""
         return ""
 
     def allows(self, value: float) -> bool:
-        return self.least <= value <= self.most
+        return self.min <= value <= self.max
 
     def of(self, language: Language) -> "Bounds":  # noqa: ARG002
         """Return the rule for documents in a language."""
@@ -84,12 +84,12 @@ class Bounds:
 
 @dataclass(frozen=True)
 class LanguageBounds(Bounds):
-    """A rule whose limits are values of a table of languages: `named` has the name of each, by least and most."""
+    """A rule whose limits are values of a table of languages: `named` has the name of each, by min and max."""
 
     named: tuple[tuple[str, str], ...] = ()
 
     def of(self, language: Language) -> Bounds:
-        limits = {"least": self.least, "most": self.most}
+        limits = {"min": self.min, "max": self.max}
         limits |= {side: language.number(name) for side, name in self.named}
         return Bounds(self.name, **limits)
 
@@ -100,12 +100,12 @@ class LanguageRule(Bounds):
 
     allow: tuple[str, ...] = ()
 
-    def value(self, it: TextMeasures) -> float:
-        language, score = it.language
+    def value(self, measures: TextMeasures) -> float:
+        language, score = measures.language
         return score if language in self.allow else 0.0
 
-    def detail(self, it: TextMeasures) -> str:
-        return it.language[0]
+    def detail(self, measures: TextMeasures) -> str:
+        return measures.language[0]
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class WordList(Bounds):
 
     path: Path = Path()
 
-    def value(self, it: TextMeasures) -> float:
-        words = it.text.lower().split()
+    def value(self, measures: TextMeasures) -> float:
+        words = measures.text.lower().split()
         listed = read_list(self.path)
         return sum(word.strip(_SIGNS) in listed for word in words) / max(1, len(words))
 
@@ -127,12 +127,12 @@ class UrlList(Bounds):
     path: Path = Path()
     field: str = "url"
 
-    def value(self, it: TextMeasures) -> float:
-        return float(bool(read_urls(self.path).find(it.url)))
+    def value(self, measures: TextMeasures) -> float:
+        return float(bool(read_urls(self.path).find(measures.url)))
 
-    def detail(self, it: TextMeasures) -> str:
+    def detail(self, measures: TextMeasures) -> str:
         """Return the entry of the list; of an address that is not listed the host."""
-        return read_urls(self.path).find(it.url) or host_of(it.url)
+        return read_urls(self.path).find(measures.url) or host_of(measures.url)
 
 
 @dataclass(frozen=True)
@@ -344,16 +344,16 @@ def _reject_others(recipe: str, key: str, value: Mapping[str, Any], known: tuple
 
 def _language(recipe: str, value: Mapping[str, Any]) -> LanguageRule:
     allow = value.get("allow")
-    least = value.get("min_score", 0.0)
+    min_score = value.get("min_score", 0.0)
     if not isinstance(allow, list) or not allow or not all(isinstance(code, str) for code in allow):
         raise UsageError(f"recipe {recipe}: language.allow: expected codes of languages such as ['en'], got {allow!r}")
     _reject_others(recipe, "language", value, ("allow", "min_score"))
-    if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1:
-        raise UsageError(f"recipe {recipe}: language.min_score: expected a probability from 0 to 1, got {least!r}")
+    if isinstance(min_score, bool) or not isinstance(min_score, int | float) or not 0 <= min_score <= 1:
+        raise UsageError(f"recipe {recipe}: language.min_score: expected a probability from 0 to 1, got {min_score!r}")
     check_language()
     if strange := sorted(set(allow) - (known := languages())):
         raise UsageError(f"recipe {recipe}: language.allow: unknown code {strange[0]!r}; {one_of(strange[0], known)}")
-    return LanguageRule("language", max(least, sys.float_info.min), allow=tuple(allow))
+    return LanguageRule("language", max(min_score, sys.float_info.min), allow=tuple(allow))
 
 
 def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) -> WordList | UrlList:
@@ -377,31 +377,29 @@ def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) 
     if several := sorted(entry for entry in entries if len(entry.split()) > 1):
         raise UsageError(f"recipe {recipe}: {key}.file: expected one word an entry in {path}, got {several[0]!r}")
     if key == "listed_urls":
-        return UrlList(key, most=0.0, path=path, field=field)
+        return UrlList(key, max=0.0, path=path, field=field)
     if key == "allowed_urls":
-        return UrlList(key, least=1.0, path=path, field=field)
-    most = _bounds(recipe, key, {"max": value.get("max", 0)}).most
-    return WordList(key, most=most, path=path)
+        return UrlList(key, min=1.0, path=path, field=field)
+    bounds = _bounds(recipe, key, {"max": value.get("max", 0)})
+    return WordList(key, max=bounds.max, path=path)
 
 
 def _bounds(recipe: str, key: str, value: Mapping[str, Any], languages: Languages | None = None) -> Bounds:
-    most = math.inf if key in UNBOUNDED else 1.0
+    largest = math.inf if key in UNBOUNDED else 1.0
     _reject_others(recipe, key, value, ("min", "max"))
     named = {name: column for name, column in value.items() if isinstance(column, str) and languages}
     if languages and named:
         for name, column in named.items():
             _check_column(recipe, f"{key}.{name}", column, languages, int | float)
-        sides = {"min": "least", "max": "most"}
-        columns = tuple((sides[name], column) for name, column in named.items())
         rest = {name: number for name, number in value.items() if name not in named}
         fixed = _bounds(recipe, key, rest) if rest else Bounds(key)
-        return LanguageBounds(key, fixed.least, fixed.most, columns)
+        return LanguageBounds(key, fixed.min, fixed.max, tuple(named.items()))
     for name, number in value.items():
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= most:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= largest:
             limits = "a number of 0 or more" if key in UNBOUNDED else "a share from 0 to 1"
             raise UsageError(f"recipe {recipe}: {key}.{name}: expected {limits}, got {number!r}")
     bounds = Bounds(key, value.get("min", -math.inf), value.get("max", math.inf))
-    if not value or bounds.least > bounds.most:
+    if not value or bounds.min > bounds.max:
         raise UsageError(f"recipe {recipe}: {key}: expected min, max or both, min up to max, got {dict(value)}")
     return bounds
 

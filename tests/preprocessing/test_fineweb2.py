@@ -73,7 +73,7 @@ def test_the_table_has_the_published_numbers() -> None:
     for step in load_recipe("fineweb2").steps:  # of English FineWeb's own limits
         if isinstance(step, LanguageBounds):
             own = step.of(english)
-            assert (own.least, own.most) == (of_fineweb[step.name].least, of_fineweb[step.name].most)
+            assert (own.min, own.max) == (of_fineweb[step.name].min, of_fineweb[step.name].max)
 
 
 @pytest.mark.parametrize(
