@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # All that only a GPU shows, in one Markdown report, in under ten minutes and without a network:
 #   bash benchmarks/gpu.sh [--wheels FOLDER] [options of benchmarks/bench_gpu.py]
+# With NODES or GPUS, of several GPUs on one node or more, the same command on each: the options of bench_cluster.py.
+#   NODES=2 GPUS=8 HEAD=node1 bash benchmarks/gpu.sh --out report.md
 # Needs Python 3.11 or later (PYTHON names it) with torch 2.11 or later; FOLDER holds wheels of what else is missing.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -35,4 +37,9 @@ print(*[r.replace(" ", "") for r in project["dependencies"]], "safetensors", "py
 else
     require_torch
 fi
-PYTHONPATH="$root" exec "$python" "$root/benchmarks/bench_gpu.py" "$@"
+export PYTHONPATH="$root"
+if [ -n "${NODES:-}${GPUS:-}" ]; then
+    exec "$python" -m torch.distributed.run --nnodes="${NODES:-1}" --nproc_per_node="${GPUS:-1}" --rdzv_backend=c10d \
+        --rdzv_endpoint="${HEAD:-localhost}:${PORT:-29400}" --rdzv_id=gristmill-bench "$root/benchmarks/bench_cluster.py" "$@"
+fi
+exec "$python" "$root/benchmarks/bench_gpu.py" "$@"

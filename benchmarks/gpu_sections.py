@@ -32,6 +32,7 @@ from training.train import main as train_main
 REPOSITORY = Path(__file__).resolve().parents[1]
 Options = dict[str, Any]
 PARTS = ("eager", "compiled")  # of the section `speed`, which may be left out
+_MOST_PROCESSES = 8  # of the certificate
 _SHORT: Options = {
     "eval.sequences": 1, "eval.sample_tokens": 0, "metrics.tensorboard": "false", "data.verify": "size", "timeout": 600,
 }  # fmt: skip
@@ -109,8 +110,9 @@ def tests(setting: Setting) -> list[str]:
 
 
 def certificate(setting: Setting) -> list[str]:
-    """The parity certificate on the device, of up to two processes; a pipeline needs a GPU per process."""
-    plan = plan_certificate(False, 2, setting.device)
+    """The parity certificate on the device: of two processes, or of as many as there are GPUs, which talk over NCCL."""
+    processes = min(_MOST_PROCESSES, max(2, torch.cuda.device_count() if setting.device == "cuda" else 2))
+    plan = plan_certificate(False, processes, setting.device)
     cases = plan.cases[:: 40 if setting.tiny else 1]
     started = time.monotonic()
     rows = run_cases(cases, setting.device, setting.seconds)

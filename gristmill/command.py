@@ -26,7 +26,7 @@ import tyro
 from gristmill.arguments import check_words, option_name, parse, suggestion
 from gristmill.engine.options import RunOptions
 from gristmill.errors import LIMIT_HINTS, FinishedElsewhere, GristmillError, UsageError, require
-from gristmill.paths import unknown_scheme_in
+from gristmill.paths import spell_urls, unknown_scheme_in
 from gristmill.processes import TERMINATED, discard_output, raised_signals
 
 INTERRUPTED = 130  # the exit code that shells report for Ctrl-C
@@ -81,7 +81,7 @@ def run_with_exit_code(action: Callable[[], Any], resumes: bool = True) -> int:
             if result is not None:
                 from gristmill.console import wide_console  # rich takes a tenth of a second
 
-                wide_console().print(result)
+                wide_console().print(spell_urls(str(result)) if isinstance(result, Path) else result)
     except GristmillError as error:
         if signal.SIGTERM in received:  # the signal went to the workers, too, and they ended first
             return _ended("terminated", TERMINATED, resumes)

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from gristmill.config import INT64, Range, check_ranges
 from gristmill.errors import require
+from gristmill.paths import scheme_of
 from gristmill.storage.files import reject_read_only, reject_remote, reject_unknown_scheme
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.data.data_config import DataConfig
@@ -87,7 +88,7 @@ class TrainConfig:
     def began_from(self) -> dict[str, str]:
         """Return the checkpoint that a new run starts from, by the option that names it; empty without one."""
         given = {"init_from": self.init_from, "branch_from": self.branch_from}
-        return {option: str(path.absolute()) for option, path in given.items() if path is not None}
+        return {option: str(path if scheme_of(path) else path.absolute()) for option, path in given.items() if path}
 
     def check(self) -> None:
         """Raise UsageError for a value out of range, or options that exclude each other."""

@@ -23,6 +23,7 @@ from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import find_checkpoint
 from training.checkpoint.data_state import DataState
 from training.checkpoint.record import CheckpointRecord, read_record
+from training.checkpoint.remote_run import local_records
 from training.checkpoint.run_file import INTERVENTIONS, STARTS
 from training.checkpoint.run_folder import RUN, read_run
 from training.data.batch_schedule import BatchSplit
@@ -107,6 +108,7 @@ class Rewind:
         `checkpoint`: read the run as it was then; by default, as it is now. Raises UsageError where the folder is of
         no training run or the tokens are not there, InputError where its records are damaged.
         """
+        run = local_records(run)
         self.run = run
         self._given = folders
         self._is_asked_for = checkpoint is None

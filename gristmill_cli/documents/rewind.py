@@ -12,6 +12,7 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.errors import UsageError, require
+from gristmill.paths import spell_urls
 from gristmill.wording import count_of
 from gristmill_cli.documents.token_origins import Origin, TokenOrigins
 
@@ -116,7 +117,7 @@ def _show(reader: "Rewind", step: int, read: "list[ReadSequence]", token: int | 
             yield Text(f"without keys of the corpus: {of_folder.fault}")
     for each in read:
         rank = "" if each.rank is None else f", rank {each.rank}"
-        yield Text(f"\nsequence {each.number:,}{rank}: number {each.in_set:,} of {each.folder}", "bold")
+        yield Text(spell_urls(f"\nsequence {each.number:,}{rank}: number {each.in_set:,} of {each.folder}"), "bold")
         table = Table(
             "tokens", "count", "document", "its tokens", "source", "origin and text", box=None, pad_edge=False
         )

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from gristmill.counts import HELD_OUT
 from gristmill.errors import GristmillError, InputError
 from gristmill.io.documents import DocKey, Document
+from gristmill.io.shard_cache import CacheOptions, ShardCache, TokenRange
 from gristmill.io.token_shards import Manifest, TokenShard
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.files import is_file, resolved
+from gristmill.storage.stores import store_of
 from gristmill_cli.documents.document_scores import read_scores
 from gristmill_cli.documents.duplicates import some_documents
 from gristmill_cli.documents.trace import Tracer
@@ -42,9 +44,10 @@ class TokenOrigins:
         self.folder = folder
         self.manifest = Manifest.load(folder)
         self._open_shard = cache(lambda name: TokenShard(folder / name))
+        self._copies = ShardCache(folder, self.manifest, CacheOptions()) if store_of(folder).needs_copies else None
         from training.data.text import find_tokenizer  # here, as it imports torch
 
-        tokenizer = find_tokenizer(self.manifest.tokenizer, [folder])
+        tokenizer = find_tokenizer(self.manifest.tokenizer, [self._copies.local if self._copies else folder])
         self._tokenizer = open_tokenizer(tokenizer) if tokenizer else None
         self.fault = ""
         self.set_name = resolved(folder).name
@@ -97,7 +100,19 @@ class TokenOrigins:
 
     def ids(self, shard: str, number: int) -> NDArray:
         """Return the ids of a document of a shard."""
-        return self._open_shard(shard)[number]
+        return self._open_shard(shard)[number] if self._copies is None else self._fetch(self._copies, shard, number)
+
+    def _fetch(self, copies: ShardCache, shard: str, number: int) -> NDArray:
+        """Return the ids of a document of a shard in a bucket."""
+        from training.data.documents import DocumentIndex
+
+        index = DocumentIndex(copies.local, self.manifest)
+        place = [record.name for record in self.manifest.shards].index(shard)
+        first = int(index.documents[place]) + number
+        span = index.numbered(first, first + 1)
+        start = int(span.start[0] - index.tokens[place])
+        (ids,) = copies.read([TokenRange(place, start, start + int(span.length[0]))])
+        return ids
 
     def decode(self, shard: str, number: int, first: int = 0) -> str | None:
         """Return the beginning of a document from its token `first` on; None without the tokenizer."""

@@ -58,7 +58,7 @@ class TrainingRun:
 
 def is_training_run(folder: Path) -> bool:
     """Return whether a folder is the --out_dir of a training run that has recorded something."""
-    return (folder / METRICS).is_file()
+    return is_file(folder / METRICS)
 
 
 def read_training_runs(folders: Sequence[Path]) -> list[TrainingRun]:

@@ -24,8 +24,8 @@ def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:
     needs no network and has no script. The same records give the same bytes.
 
     Args:
-        runs: The --out of a `gristmill run`, finished or not, also s3://bucket/folder; or the --out_dir of training
-            runs.
+        runs: The --out of a `gristmill run`, finished or not, or the --out_dir of training runs; also
+            s3://bucket/folder.
         out: The page to write; by default report.html in the folder of the run, or of the first run.
 
     Raises:

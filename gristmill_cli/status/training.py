@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gristmill.storage.lock import is_locked
+from gristmill.storage.files import list_level, read_files
+from gristmill.storage.lock import is_locked, lease_seconds
 from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 from gristmill_cli.run_config import recorded_options
@@ -68,7 +69,7 @@ def is_training(options: dict[str, Any]) -> bool:
 def training_status(out: Path) -> TrainingStatus | None:
     """Return the status of the training run in `out`; None where there is none."""
     options = recorded_options(out)
-    if store_of(out).needs_copies or not is_training(options):
+    if not is_training(options):
         return None
     records = list(read_metrics(out / METRICS))
     steps = [record for record in records if record["kind"] == "step"]
@@ -95,13 +96,30 @@ def training_status(out: Path) -> TrainingStatus | None:
         remaining = finite(timed.get("remaining_seconds"))
         if found.recorded is not None and remaining is not None:
             found.ends = max(time.time(), found.recorded + remaining)
-    saved = [int(match[1]) for path in (out / CHECKPOINTS).glob("step-*") if (match := _STEP.fullmatch(path.name))]
+    saved = [int(match[1]) for name in list_level(out / CHECKPOINTS)[0] if (match := _STEP.fullmatch(name))]
     found.checkpoint = max(saved, default=None)
     return found
 
 
 def _state(out: Path, steps: Sequence[dict[str, Any]], total: int) -> str:
-    lock = out / ".lock"
-    if lock.is_file() and is_locked(lock):
+    if _is_written(out / ".lock"):
         return "working"
     return "finished" if steps and steps[-1]["step"] >= total else "stopped"
+
+
+def _is_written(lock: Path) -> bool:
+    """Return whether a run holds its lock; in a bucket, whether it renews its lease within half the lease's time."""
+    if store_of(lock).has_file_locks:
+        return lock.is_file() and is_locked(lock)
+    before = _content(lock)
+    until = time.monotonic() + lease_seconds() / 2
+    while before and time.monotonic() < until:
+        time.sleep(min(0.5, lease_seconds() / 8))
+        now = _content(lock)
+        if now != before:
+            return bool(now)
+    return False
+
+
+def _content(lock: Path) -> bytes:
+    return next(read_files([lock]), b"")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from benchmarks.kill_training import metric_values, steps_done
 from tests.patience import patience
 from tests.training.conftest import REPOSITORY, small_run, train_with_options
 from tests.training.test_cluster import free_port
+from training.reporting.metrics_file import read_metrics
 
 SCRIPTS = REPOSITORY / "configs/cluster"
 NAMES = ("gm-node0", "gm-node1")
@@ -169,6 +170,46 @@ def test_a_node_that_is_late_is_killed_and_comes_back_changes_no_loss(
     train_with_options(tmp_path / "one", [*small_run(corpus), *OPTIONS.split()])
     ours, theirs = (dict(metric_values(tmp_path / name, "step", "loss")) for name in ("run", "one"))
     assert ours == pytest.approx(theirs, rel=1e-4) and len(ours) == STEPS
+
+
+@pytest.mark.thorough
+def test_a_run_goes_on_with_another_number_of_nodes(namespaces: Nodes, corpus: Path, tmp_path: Path) -> None:
+    """One node, then two, then one, as the other loses its power."""
+    where = write_config(corpus, tmp_path)
+    text = Path(where["CONFIG"]).read_text().replace(f"steps = {STEPS}\n", "steps = 100000\n")
+    text = text.replace("[optim]", '[optim]\nschedule = "constant"').replace("every = 10\n", "every = 50\n")
+    Path(where["CONFIG"]).write_text(f'precision = "fp64"\n{text}')
+    elastic = {"NODES": "1:2", "RESTARTS": "5", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **where}
+
+    def lines() -> list[dict[str, Any]]:
+        return list(read_metrics(tmp_path / "run/metrics.jsonl"))
+
+    def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + patience(180)
+        while not condition():
+            assert process.poll() is None and time.monotonic() < deadline, namespaces.said(0) + namespaces.said(1)
+            time.sleep(0.1)
+
+    first = namespaces.start(0, "torchrun.sh", **elastic)
+    wait_for(lambda: "1 process (" in namespaces.said(0) and bool(lines()), first)
+    second = namespaces.start(1, "torchrun.sh", **elastic)
+    wait_for(lambda: "2 processes (" in namespaces.said(0), first)
+    at = len(lines())
+    wait_for(lambda: len(lines()) > at + 60, first)
+    namespaces.kill(second)
+    wait_for(lambda: namespaces.said(0).count("1 process (") == 2, first)
+    assert "rank 1 (on gm-node1) d" in namespaces.said(0), namespaces.said(0)
+    at = len(lines())
+    wait_for(lambda: len(lines()) > at + 60, first)
+    first.terminate()
+    first.wait(patience(120))
+    found = {line["step"]: line["loss"] for line in lines() if line["kind"] == "step"}
+    count = len(found)
+    assert sorted(found) == list(range(1, count + 1)) and count > 120
+    whole = [*small_run(corpus), *OPTIONS.split(), "--precision", "fp64", "--optim.schedule", "constant"]
+    train_with_options(tmp_path / "one", [*whole, "--optim.steps", str(count), "--checkpoint.every", "0"])
+    theirs = dict(metric_values(tmp_path / "one", "step", "loss"))
+    assert found == pytest.approx(theirs, rel=1e-9)
 
 
 def test_the_manifest_names_one_job_and_the_service_by_which_its_pods_find_the_first() -> None:

@@ -39,6 +39,7 @@ _POLLS = 30  # of a lease in its time
 _LOCAL_ONLY = ("packing-", "offload", "wandb", "mlruns")  # beginnings of names that are not written to the bucket
 _RUNS = "gristmill-runs"  # in the folder for temporary files
 _READ = "gristmill-checkpoints"
+_RECORDS = "gristmill-records"
 
 
 @dataclass
@@ -73,6 +74,19 @@ class RemoteRun:
             self.local.mkdir(parents=True, exist_ok=True)
             self._fetch_files({name: info for name, info in files.items() if name != _LOCK})
             self._fetch_checkpoint(checkpoint)
+
+    def fetch_records(self) -> None:
+        """Make the working copy what the bucket has, but for weights: the run's files, and its checkpoint's record."""
+        with locked(self.local.with_name(f"{self.local.name}.lock")), wrap_write_errors(self.local):
+            self.local.mkdir(parents=True, exist_ok=True)
+            self._fetch_files({name: info for name, info in list_level(self.remote)[1].items() if name != _LOCK})
+            shutil.rmtree(self.local / CHECKPOINTS, ignore_errors=True)
+            name = self._latest_name()
+            if name:
+                content = read_file(self.remote / CHECKPOINTS / name / RECORD)
+                (self.local / CHECKPOINTS / name).mkdir(parents=True)
+                (self.local / CHECKPOINTS / name / RECORD).write_bytes(content)
+                (self.local / CHECKPOINTS / LATEST).write_text(name)
 
     def _fetch_files(self, files: dict[str, FileInfo]) -> None:
         """Fetch the run's files that differ, and remove those that the bucket has not."""
@@ -280,3 +294,12 @@ def local_copy(folder: Path) -> Path:
     source = RemoteRun.of(run, Path(tempfile.gettempdir()) / _READ)
     source.fetch(name)
     return source.local / CHECKPOINTS / name if name else source.local
+
+
+def local_records(run: Path) -> Path:
+    """Return a folder of this machine with a run's files and the record of its latest checkpoint, without weights."""
+    if not store_of(run).needs_copies:
+        return run
+    source = RemoteRun.of(run, Path(tempfile.gettempdir()) / _RECORDS)
+    source.fetch_records()
+    return source.local

@@ -12,6 +12,7 @@ from typing import Any
 from gristmill.config import INT64
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.paths import spell_urls
+from gristmill.storage.files import exists, read_file
 from gristmill.storage.local import atomic_write_bytes
 
 METRICS = "metrics.jsonl"
@@ -28,10 +29,10 @@ def read_metrics_and_damage(path: Path) -> tuple[list[dict[str, Any]], int]:
     A last line without its end is not counted: the run is writing it, or was killed. Raises InputError where the file
     cannot be read.
     """
-    if not path.exists():
+    if not exists(path):
         return [], 0
     with wrap_read_errors(path):
-        *lines, _ = path.read_bytes().split(b"\n")
+        *lines, _ = read_file(path).split(b"\n")
     records = list[dict[str, Any]]()
     for line in lines:
         record = _parse_record(line)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from gristmill.errors import UsageError
-from gristmill.storage.local import atomic_write_bytes
+from gristmill.storage.files import exists, write_file
 from gristmill.wording import count_of
 from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage, table_of
 
@@ -36,7 +36,7 @@ def plot(run_dir: Positional[Path]) -> Path:
     memory.
 
     Args:
-        run_dir: The run's --out_dir.
+        run_dir: The run's --out_dir, also s3://bucket/folder.
 
     Returns:
         The path of loss.svg.
@@ -51,7 +51,7 @@ def plot(run_dir: Positional[Path]) -> Path:
     figure = draw_figure(curves, title=f"Loss of {run_dir.resolve().name}")
     panels = draw_panels(read_panels(read_metrics_and_damage(run_dir / METRICS)[0]), title=run_dir.resolve().name)
     for name, image in {**render_images(figure), **render_images(panels, "run")}.items():
-        atomic_write_bytes(run_dir / name, image)
+        write_file(run_dir / name, image)
     return run_dir / "loss.svg"
 
 
@@ -61,7 +61,7 @@ def read_curves(run_dir: Path) -> dict[str, Curve]:
     Losses that are not finite are left out. A note on standard error counts lines that are damaged.
     """
     path = run_dir / METRICS
-    if not path.exists():
+    if not exists(path):
         raise UsageError(f"{run_dir}: expected the --out_dir of a training run, got no {METRICS} in it")
     records, damaged = read_metrics_and_damage(path)
     train = _curve(records, "step", "loss")

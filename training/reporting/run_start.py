@@ -7,11 +7,13 @@ import sys
 from collections.abc import Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from gristmill.paths import scheme_of
 from training.checkpoint.run_file import OWN_CODE
 from training.data.data_config import DataConfig
 
@@ -42,7 +44,7 @@ def describe_start(
         "dp": dp,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
-        "data": {name: [str(folder.absolute()) for folder in of] for name, of in folders.items()},
+        "data": {name: [str(_place(folder)) for folder in of] for name, of in folders.items()},
         **({OWN_CODE: dict(own_code)} if own_code else {}),
         **({"weights": list(data.weights)} if data.weights else {}),  # run.json has their shares, rounded
     }
@@ -61,3 +63,8 @@ def _version(library: str) -> str:
         return version(library)
     except PackageNotFoundError:  # a checkout that was not installed
         return "unknown"
+
+
+def _place(folder: Path) -> Path:
+    """Return where a folder is, from any other: its absolute path; that of one in a bucket as it is."""
+    return folder if scheme_of(folder) else folder.absolute()

@@ -14,7 +14,9 @@ import obstore
 import pytest
 
 from gristmill.errors import GristmillError, InputError, OutputError
+from gristmill_cli.status.training import training_status
 from tests.gristmill_cli.documentation import commands, shell
+from tests.gristmill_cli.pages import Numbers
 from tests.object_faults import Environment, Seldom, lost_answer, refuse
 from tests.object_store import Store, object_store
 from training.checkpoint.checkpoint_config import CheckpointConfig
@@ -241,6 +243,50 @@ def test_the_commands_of_the_page(store: Store, corpus: Path, tmp_path: Path) ->
     assert "step 8/8" in done.stdout and "perplexity" in done.stdout and "\nthe mill" in done.stdout
     assert store.tree("mine/model")["checkpoints/latest"] == b"step-00000008"
     assert list((tmp_path / "tokens").iterdir()) and list((tmp_path / "runs").iterdir())
+
+
+def test_a_run_in_a_bucket_is_looked_at(
+    store: Store, remote: TrainConfig, corpus: Path, expected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By report, plot, status and rewind, as one on a disk."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    store.upload_tree(corpus, "mine")
+    data = replace(remote.data, train=Path("s3://bucket/mine/tokens/train"), cache=tmp_path / "tokens")
+    train(replace(remote, data=data))
+    there = gristmill("rewind", "s3://bucket/run", "--step", "3")
+    here = gristmill("rewind", str(expected), "--step", "3")
+    assert "step 3: 12 sequences of 16 tokens, read by 1 data-parallel rank" in there
+    assert there.replace("s3://bucket/mine", "CORPUS").split() == here.replace(str(corpus), "CORPUS").split()
+    assert "training: finished, step 12 of 12" in gristmill("status", "s3://bucket/run")
+    assert "report: s3://bucket/run/report.html" in gristmill("report", "s3://bucket/run")
+    assert "s3://bucket/run/loss.svg" in gristmill("plot", "s3://bucket/run")
+    gristmill("report", str(expected))
+    files = store.tree("run")
+    assert files["loss.svg"].startswith(b"<?xml")
+    of_losses = []
+    for page in (files["report.html"], (expected / "report.html").read_bytes()):
+        numbers = Numbers(page.decode()).found
+        of_losses.append([it["data-value"] for it in numbers if "/loss" in (it.get("data-record") or "")])
+    assert of_losses[0] == of_losses[1] and len(of_losses[0]) > 3
+
+
+def gristmill(*words: str) -> str:
+    """What a command prints."""
+    done = subprocess.run([sys.executable, "-m", "gristmill_cli", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_status_knows_a_run_that_works_from_one_that_was_killed(store: Store, remote: TrainConfig) -> None:
+    train(replace(remote, optim=replace(remote.optim, steps=8, decay_steps=12)))
+    options = json.loads(store.tree("run")["run.json"])
+    obstore.put(store.client, "run/run.json", json.dumps({**options, "steps": 12}).encode())
+    with RemoteRun.of(REMOTE).lease():
+        status = training_status(REMOTE)
+        assert status is not None and status.state == "working"
+    obstore.put(store.client, "run/.lock", b"process 1 on node7\n1\n2\n")  # which nobody renews
+    status = training_status(REMOTE)
+    assert status is not None and (status.state, status.checkpoint, status.steps) == ("stopped", 8, 8)
 
 
 def test_two_runs_do_not_write_to_one_folder(store: Store, remote: TrainConfig, tmp_path: Path) -> None:
