@@ -139,7 +139,7 @@ class FastTextScore(ModelScore):
 
     @property
     def version(self) -> int:
-        return 2
+        return 3
 
     def describe(self) -> str:
         return f"{self.fact} {self.model.name} {self.label}"
