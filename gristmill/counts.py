@@ -29,6 +29,7 @@ REPEATED = "repeated"  # further copies of a document whose source has a weight 
 CHANGED = "changed"  # bytes, not documents, by which normalisation changed the length of texts
 MALFORMED = "malformed"
 FAILED = "failed"  # begins the reason of a document on which a function failed
+WORKER_DIED = "a worker process died"  # on a document: then follows FAILED
 SKIPPED = "skipped"  # records of a web archive that are no documents, such as images
 NO_FIELD = "no"  # begins the reason of a record without the field of the text
 NOT_READ = "not read"  # files, not documents

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.counts import FAILED
+from gristmill.counts import FAILED, WORKER_DIED
 from gristmill.errors import GristmillError, UsageError
 
 MANY_FAILING = 20  # documents: if so many fail, and most of a batch, the function is wrong and not the documents
@@ -185,8 +185,10 @@ class Processed:
     facts: dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
 
 
-def run_steps(steps: Sequence[DocumentStep], batch: Batch) -> Processed:
+def run_steps(steps: Sequence[DocumentStep], batch: Batch, deaths: Mapping[int, str] | None = None) -> Processed:
     """Run steps one after another on a batch; each sees the documents that the steps before it kept.
+
+    `deaths` are documents on which a worker process died before, by number, and how: they are removed first.
 
     A document on which a step fails, and on others not, is removed, for a reason that begins with FAILED. Raises
     UsageError, which names the step and the document, if one fails on most documents, or returns what it may not.
@@ -195,6 +197,8 @@ def run_steps(steps: Sequence[DocumentStep], batch: Batch) -> Processed:
     done = Processed([*batch.texts], np.zeros(count, np.bool_), [""] * count, [None] * count, [""] * count, {})
     left = np.arange(count)
     facts = dict(batch.facts)
+    if deaths:
+        left, facts = _set_aside(WORKER_DIED, done, left, facts, deaths)
     for step in steps:
         if not len(left):
             break
@@ -206,7 +210,8 @@ def run_steps(steps: Sequence[DocumentStep], batch: Batch) -> Processed:
             is_systematic = len(errors) >= MANY_FAILING and len(errors) > len(current) // 2
             if not errors or is_systematic:
                 raise
-            left, facts = _set_aside(step, done, left, facts, errors)
+            details = {at: describe_error(error) for at, error in errors.items()}
+            left, facts = _set_aside(step.name, done, left, facts, details)
             if not len(left):
                 break
             outcome = _apply(step, _take_left(batch, done, left, facts))
@@ -239,19 +244,19 @@ def _take_left(batch: Batch, done: Processed, left: NDArray[np.int64], facts: Fa
 
 
 def _set_aside(
-    step: DocumentStep, done: Processed, left: NDArray[np.int64], facts: Facts, errors: Mapping[int, BaseException]
+    step: str, done: Processed, left: NDArray[np.int64], facts: Facts, details: Mapping[int, str]
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
     """Remove the documents on which a step fails; return the numbers of the others, and their facts.
 
-    `errors` are by position among the documents that were left.
+    `details`, what went wrong, are by position among the documents that were left.
     """
     is_kept = np.ones(len(left), np.bool_)
-    for at, error in errors.items():
+    for at, detail in details.items():
         number = int(left[at])
         is_kept[at] = False
         done.texts[number] = None
-        done.reasons[number] = f"{FAILED}: {step.name}"
-        done.details[number] = describe_error(error)
+        done.reasons[number] = f"{FAILED}: {step}"
+        done.details[number] = detail
     return left[is_kept], {name: _read_only(values[is_kept]) for name, values in facts.items()}
 
 

@@ -2,7 +2,9 @@
 
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,7 +15,13 @@ import numpy as np
 from tyro.conf import Positional
 
 from gristmill.command import command
-from gristmill.counts import FAILED, PARTS, Counts, Tally, check_max_failed
+from gristmill.counts import FAILED, PARTS, WORKER_DIED, Counts, Tally, check_max_failed
+from gristmill.engine.execution.worker_deaths import (
+    note_no_place,
+    note_place,
+    rows_of_deaths,
+    suspected_rows,
+)
 from gristmill.engine.options import RunOptions
 from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
@@ -63,7 +71,8 @@ def apply(
     documents, the stage ends with an error after all others, and the same command with a higher limit runs nothing
     again. With --retry_failed these files are given to the function again.
 
-    It always runs in a worker process, even with --workers 1; if a worker dies, the error names the function.
+    It always runs in a worker process, even with --workers 1. If a worker dies, the error names the function and the
+    document; with `max_failed` above 0 the function is called again without that document, which counts as failed.
 
     It runs again if the source of its module has changed. If it also depends on other modules or on data, give it a
     version, `keep_english.version = 2`, which is then compared instead of the source.
@@ -92,7 +101,9 @@ def apply(
     arguments = {"function": function, "version": version_of(function)}
     table = failed_path(target_dir)
     with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format, [table]) as (run, files, targets):
-        done = rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function, table)
+        done = rewrite_corpus(
+            run, "apply", files, targets, apply_to_slices, arguments, function, table, sets_aside=max_failed > 0
+        )
         counts = done.counts
         counts.check_failed(STAGE.name, max_failed, table)
         return run.finish(counts)
@@ -115,12 +126,14 @@ def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str,
         raise UsageError(f"{function} was changed while it was being applied: run the same command again")
     failed = list[_FailedRow]()
     for part, output in zip(group, outputs, strict=True):
-        errors = dict[int, str]()
+        errors = {row: f"{WORKER_DIED}: {how}" for row, how in rows_of_deaths(part.label).items()}
+        _try_alone(loaded, function, part, errors)
         while True:
             attempt = Counts({}, [])
             call = _Call(function, part, read_documents(part, attempt, Rejects(output)), attempt, errors)
             try:
                 call.write(loaded, output)
+                note_no_place()
                 break
             except _Failed as error:
                 errors |= _find_failing(loaded, call, error)
@@ -128,6 +141,26 @@ def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str,
         failed += call.failed
     write_rows(rows, REMOVED, failed)
     return counts
+
+
+def _try_alone(loaded: "DocumentFunction", name: str, part: Slice, errors: Mapping[int, str]) -> None:
+    """Call the function for single documents near which workers died before: one dies on the document to blame.
+
+    First that is the last one given, then all before it, as the function may read ahead. What comes of them is dropped.
+    """
+    for row, times in suspected_rows(part.label).items():
+        if row in errors:
+            continue
+        first = row if times == 1 else max(part.first_row, row - _MAX_SEARCHED)
+        for document in read_documents(part, Counts({}, []), Rejects(None)):
+            at = document.key.row
+            if at > row:
+                break
+            if at < first or at in errors:
+                continue
+            alone = _Call(name, part, iter([document]), Counts({}, []), {}, is_alone=True)
+            with suppress(GristmillError, _Failed):  # it fails among the others, too
+                deque(alone.run(loaded), maxlen=0)
 
 
 def _find_failing(loaded: "DocumentFunction", call: "_Call", error: "_Failed") -> dict[int, str]:
@@ -185,9 +218,11 @@ class _Call:
     """
 
     def __init__(
-        self, name: str, part: Slice, documents: Iterator[Document], counts: Counts, errors: Mapping[int, str]
-    ) -> None:
+        self, name: str, part: Slice, documents: Iterator[Document], counts: Counts, errors: Mapping[int, str],
+        is_alone: bool = False,
+    ) -> None:  # fmt: skip
         self.name = name
+        self.is_alone = is_alone
         self.part = part
         self.counts = counts
         self.errors = errors
@@ -210,6 +245,7 @@ class _Call:
                 if key.row in self.errors:
                     self._set_aside(document, size, place)
                     continue
+                note_place(self.part.label, key.row, self.is_alone)
                 self.rows.append(key.row)
                 self.dropped.add(1, size)
                 self.last = place

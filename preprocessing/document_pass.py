@@ -1,7 +1,7 @@
 """The task of a pass: documents go through all steps; those that are kept are written, and facts of all are noted."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from gristmill.batches import batched
-from gristmill.counts import FAILED, MALFORMED, SKIPPED, Counts
+from gristmill.counts import FAILED, MALFORMED, SKIPPED, WORKER_DIED, Counts
+from gristmill.engine.execution.worker_deaths import (
+    note_no_place,
+    note_place,
+    rows_of_deaths,
+    times_suspected,
+)
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
-from gristmill.errors import UsageError
+from gristmill.errors import GristmillError, UsageError
 from gristmill.io.artefacts import open_table, open_table_writer
 from gristmill.io.documents import Document
 from gristmill.io.facts import (
@@ -170,7 +176,7 @@ class _SliceWorker:
             read_field=lambda number, name: documents[number].value(name),
             place=lambda number: f"{self.part.path} line {documents[number].key.row + 1}",
         )
-        done = run_steps(self.steps, batch)
+        done = self._run_steps(batch, [document.key.row for document in documents])
         raw_sizes = np.array([document.read_bytes for document in documents], np.int64)
         is_written = np.array([text is not None for text in done.texts], np.bool_)
         sizes = raw_sizes.copy()
@@ -217,6 +223,22 @@ class _SliceWorker:
                 positions, vectors = done.facts[name]
                 writer.add(vectors[is_written[positions]])
 
+    def _run_steps(self, batch: Batch, rows: Sequence[int]) -> Processed:
+        """Run the steps without the documents on which workers died, each of which was tried alone then."""
+        label = self.part.label
+        dead = rows_of_deaths(label)
+        deaths = {number: dead[row] for number, row in enumerate(rows) if row in dead}
+        if times_suspected(label, rows[0]):
+            for number, row in enumerate(rows):
+                if number not in deaths:
+                    note_place(label, row, is_alone=True)
+                    with suppress(GristmillError):  # it fails among the others, too
+                        run_steps(self.steps, batch.take([number], [batch.texts[number]], {}))
+        note_place(label, rows[0])
+        done = run_steps(self.steps, batch, deaths)
+        note_no_place()
+        return done
+
     def _write(
         self, documents: Sequence[Document], done: Processed, is_written: NDArray[np.bool_], sink: Sink
     ) -> NDArray[np.int64]:
@@ -262,7 +284,8 @@ class _SliceWorker:
             self.counts.add(self.part.source, reason, int(raw_sizes[number]))
             if reason.startswith(f"{FAILED}: "):
                 step = reason.removeprefix(f"{FAILED}: ")
-                self.counts.add_failure(f"step {step!r} failed at {batch.place(number)}: {done.details[number]}")
+                what = WORKER_DIED if step == WORKER_DIED else f"step {step!r} failed"
+                self.counts.add_failure(f"{what} at {batch.place(number)}: {done.details[number]}")
         for size, before in zip(sizes[is_written].tolist(), raw_sizes[is_written].tolist(), strict=True):
             self.counts.add_written(self.part.source, size, before)
 

@@ -75,7 +75,8 @@ def prepare(
         sums: Facts to add up over the documents that are written.
         removed: Output, a table of the documents that steps removed: raw file and row, rule, value, detail and id.
         max_failed: Fraction of the documents on which steps may fail; they are left out, and listed in `removed`.
-            Beyond it the stage ends with an error, after the other documents.
+            Beyond it the stage ends with an error, after the other documents. If it is more than 0, a document on which
+            a worker process dies counts as one, and with 0 that ends the stage.
         stage: The name and version under which records are kept, where the pass stands for another stage.
 
     Returns:
@@ -103,7 +104,8 @@ def prepare(
         ) as run:
             if documents_dir:
                 reject_unknown_files(documents_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
-            plan = PassPlan(run, facts_dir, steps, names, sums, text_column if sources else "")
+            written_as = text_column if sources else ""
+            plan = PassPlan(run, facts_dir, steps, names, sums, written_as, sets_aside=max_failed > 0)
             done = plan.write_documents(files, targets) if documents_dir else plan.only_note(files)
             counts = done.counts
             facts = plan.finish_facts(done)
@@ -152,12 +154,13 @@ class PassPlan:
     names: Mapping[str, str]
     sums: tuple[str, ...]
     written_as: str
+    sets_aside: bool = False
 
     def write_documents(self, files: Sequence[CorpusFile], targets: Targets) -> StepResult:
         """Run the steps on all files; write the documents that are kept."""
         return rewrite_corpus(
             self.run, "prepare", files, targets, process_slices, self._arguments(), self._foreign(),
-            of_group=self._names_of, also=self._facts_of,
+            of_group=self._names_of, also=self._facts_of, sets_aside=self.sets_aside,
         )  # fmt: skip
 
     def only_note(self, files: Sequence[CorpusFile]) -> StepResult:

@@ -88,12 +88,13 @@ def rewrite_corpus(
     table: Path | None = None,
     of_group: Callable[[SliceGroup], dict[str, Any]] | None = None,
     also: Callable[[SliceGroup], dict[str, Path]] | None = None,
+    sets_aside: bool = False,
 ) -> StepResult:
     """Write the output file of each file; return the counts and records of all tasks.
 
     `function(group=…, outputs=…, **arguments)` is the task: it writes each slice of a group into its output.
-    `foreign`: see Task. With `table`, each task writes a table of its own, its argument `rows`, and these are joined to
-    it, in the order of the corpus. `of_group`: arguments that differ from group to group; `also`: arguments that
+    `foreign`, `sets_aside`: see Task. With `table`, each task writes a table of its own, its argument `rows`, and these
+    are joined to it, in the order of the corpus. `of_group`: arguments that differ from group to group; `also`: arguments that
     are further outputs of the task. Where `targets` are Parquet files, they are made of the JSON lines of tasks.
     """
     slices = cut_raw_corpus(run, files)
@@ -118,7 +119,7 @@ def rewrite_corpus(
             if of_group:
                 given |= of_group(group)
             given |= further
-            yield Task.on_slices(group, function, given, (*outputs, *further.values()), foreign)
+            yield Task.on_slices(group, function, given, (*outputs, *further.values()), foreign, sets_aside)
 
     done = read_slices(run, step, slices, plan)
     if parquet:

@@ -146,7 +146,8 @@ class StageRun:
         def call(task: Task) -> Call:  # the inputs are as they were when the step was planned
             known = self.records.inputs_of(step, task)
             this = TaskRun(self.name, step, task, known.states, known.hashes, scratch, budget)
-            return Call(run_task, {"identity": known.identity, "ledger": self.ledger}, task.foreign, this)
+            arguments = {"identity": known.identity, "ledger": self.ledger}
+            return Call(run_task, arguments, task.foreign, this, task.sets_aside)
 
         executor = self.execution.executor
         title = f"{self.stage.name}: {step}"

@@ -89,6 +89,7 @@ class Task:
         memory: Bytes that the function may use, passed to it as `memory`; it changes no output.
         notice: What to print before it runs, if it is slow.
         foreign: Name of a user's function that it calls: it runs in a worker process, and is blamed if that dies.
+        sets_aside: It leaves out documents on which worker processes died (see worker_deaths).
     """
 
     name: str
@@ -99,6 +100,7 @@ class Task:
     memory: int | None = None
     notice: str = ""
     foreign: str = ""
+    sets_aside: bool = False
 
     @classmethod
     def on_slices(
@@ -108,11 +110,12 @@ class Task:
         arguments: dict[str, Any],
         outputs: tuple[Path, ...],
         foreign: str = "",
+        sets_aside: bool = False,
     ) -> "Task":
         """Return the task that reads some slices, its argument `group`, and is named after the first of them."""
         given = {"group": group, **arguments}
         size = sum(part.size for part in group)
-        return cls(group[0].label, function, given, outputs, size, foreign=foreign)
+        return cls(group[0].label, function, given, outputs, size, foreign=foreign, sets_aside=sets_aside)
 
     @cached_property
     def names(self) -> dict[Path | FileSet, str]:

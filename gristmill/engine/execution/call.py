@@ -17,13 +17,14 @@ class Call:
 
     `task_run` is passed to the function first, if the call runs a task of a stage: an executor gives it the scratch
     folder and the memory of the process that runs it. `foreign` is the name of a user's function that it calls, which
-    may end its process.
+    may end its process. `sets_aside`: it leaves out documents on which workers died, if it is made again.
     """
 
     function: Callable[..., Any]
     arguments: dict[str, Any]
     foreign: str = ""
     task_run: TaskRun | None = None
+    sets_aside: bool = False
 
     def __call__(self) -> Any:
         if self.task_run is None:

@@ -23,6 +23,14 @@ from typing import Any, Self
 import pyarrow
 
 from gristmill.engine.execution.call import Call, Executor
+from gristmill.engine.execution.worker_deaths import (
+    MAX_DEATHS,
+    Journal,
+    KnownDeaths,
+    Place,
+    known_deaths,
+    use_journal,
+)
 from gristmill.errors import GristmillError, WorkerDied
 from gristmill.processes import (
     TERMINATED,
@@ -45,8 +53,8 @@ _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 class LocalExecutor:
     """Runs calls in this process (one worker, or one call), or in worker processes that live until the context ends.
 
-    Calls of a user's function run in worker processes, always. `worker_lock` is the lock file of the stage (see
-    lock.py), of which each worker holds a share.
+    Calls of a user's function, and calls that set aside documents on which a worker dies, run in worker processes,
+    always. `worker_lock` is the lock file of the stage (see lock.py), of which each worker holds a share.
     """
 
     retried = 0
@@ -55,8 +63,10 @@ class LocalExecutor:
         self.workers = workers
         self.worker_lock = worker_lock
         self._pool: ProcessPoolExecutor | None = None
-        self._started = list[BaseProcess]()  # workers, dead ones included
-        self._foreign = ""  # what they run, if it is a user's function
+        self._started = list[BaseProcess]()  # workers of the pool, dead ones included
+        self._journal: Journal | None = None
+        self._calls = dict[Future[Any], tuple[int, Call]]()  # that are submitted, with their numbers
+        self._submitted = 0
 
     def __enter__(self) -> Self:
         return self
@@ -83,9 +93,10 @@ class LocalExecutor:
         """Run every call; yield (index in `calls`, result) as each one finishes, in any order.
 
         The first error cancels the calls not yet started and is raised unchanged. Raises WorkerDied if a
-        worker process dies.
+        worker process dies, unless the call sets aside the documents on which that happens.
         """
-        if not (calls and calls[0].foreign) and (self.workers <= 1 or len(calls) <= 1):
+        needs_worker = bool(calls) and (bool(calls[0].foreign) or calls[0].sets_aside)
+        if not needs_worker and (self.workers <= 1 or len(calls) <= 1):
             yield from ((position, call()) for position, call in enumerate(calls))
             return
         pending: dict[Future[Any], int] = {}
@@ -100,54 +111,141 @@ class LocalExecutor:
             for future in pending:
                 future.cancel()
 
-    def submit(self, call: Call) -> Future[Any]:
-        """Run a call in a worker process, which is started if need be; see take_finished."""
+    def submit(self, call: Call, known: KnownDeaths | None = None) -> Future[Any]:
+        """Run a call in a worker process, which is started if need be; see take_finished.
+
+        `known` are the deaths of workers in earlier attempts at it.
+        """
         with delayed_signals(), _explain_start():  # the state of a pool that is interrupted while it starts is unknown
-            if self._pool is None:  # a fork server: workers inherit no threads, and modules are imported once
-                stages = [
-                    name for name in sys.modules if name.startswith(_PACKAGES_OF_STAGES)
-                ]  # of all stages of a run
-                start_fork_server([call.function.__module__, *stages])
-                context = _Context(self._started)
-                self._pool = ProcessPoolExecutor(self.workers, context, _start_worker, (self.worker_lock,))
-            self._foreign = call.foreign
+            if self._pool is None:
+                self._start_pool(call)
+            assert self._pool is not None
+            self._submitted += 1
+            number = self._submitted
             try:
-                if call.foreign:  # it may change the working folder
-                    call = call.with_absolute_paths()
-                return self._pool.submit(_run_in_worker, call)
+                moved = call.with_absolute_paths() if call.foreign else call  # it may change the working folder
+                future = self._pool.submit(_run_in_worker, moved, number, known or KnownDeaths())
             except (BrokenProcessPool, EOFError, ConnectionError) as error:
-                failed = Future[Any]()
-                failed.set_exception(error)
-                return failed
+                future = Future[Any]()
+                future.set_exception(error)
+            self._calls[future] = number, call
+            return future
 
     def take_finished(self, pending: dict[Future[Any], int], seconds: float | None = None) -> Iterator[tuple[int, Any]]:
         """Wait until one of the pending calls has finished, for `seconds` at most; remove and yield the finished ones.
 
-        Raises their errors, and WorkerDied if a worker process has died.
+        Raises their errors, and WorkerDied if a worker process has died. A call that sets aside documents on which
+        workers die is made again instead, alone; the others that were lost are submitted again.
         """
         try:
             for future in sorted(wait_for(pending, seconds, FIRST_COMPLETED).done, key=pending.__getitem__):
-                yield pending.pop(future), future.result()
+                result = future.result()
+                self._calls.pop(future, None)
+                yield pending.pop(future), result
         except (BrokenProcessPool, EOFError, ConnectionError) as error:  # a worker, or the fork server
+            deaths = self._find_deaths()
+            self._end_broken_pool()
+            calls = {position: self._calls.pop(future) for future, position in pending.items()}
+            results = {position: future for future, position in pending.items() if _has_result(future)}
             pending.clear()  # its thread, which gives each the error, would fail with a traceback at a cancelled one
-            # The pool loses track of a worker that starts while another dies, and would wait for it forever.
-            for worker in self._started:
-                if worker.pid:  # else it never started
-                    worker.kill()
-            raise WorkerDied(self._describe_death()) from error
+            died = {position: deaths[number] for position, (number, _) in calls.items() if number in deaths}
+            for position, death in died.items():
+                if not calls[position][1].sets_aside:
+                    raise WorkerDied(_describe_death(calls[position][1], *death)) from error
+            if not died:
+                raise WorkerDied(_describe_death(next(iter(calls.values()))[1], how_ended(self._started))) from error
+            for position, (_, call) in calls.items():
+                if position in died:
+                    yield position, self._run_alone(call, *died[position])
+                elif position in results:
+                    yield position, results[position].result()
+            for position, (_, call) in calls.items():
+                if position not in died and position not in results:
+                    pending[self.submit(call)] = position
 
-    def _describe_death(self) -> str:
-        """Return why a worker may have died: by how it ended, and whether it ran a user's function."""
-        how = how_ended(self._started)
-        if self._foreign:
-            return (
-                f"a worker process died in {self._foreign} ({how}): it ended its own process (os._exit(), a signal, or "
-                "a crash in a C library), or the machine ran out of memory; in that case try fewer --workers"
-            )
+    def _start_pool(self, call: Call) -> None:
+        """Start a fork server, whose workers inherit no threads, and import modules once; and a pool of its workers."""
+        stages = [name for name in sys.modules if name.startswith(_PACKAGES_OF_STAGES)]  # of all stages of a run
+        start_fork_server([call.function.__module__, *stages])
+        self._started = list[BaseProcess]()
+        context = _Context(self._started)
+        self._journal = Journal(context, self.workers)
+        arguments = (self.worker_lock, self._journal)
+        self._pool = ProcessPoolExecutor(self.workers, context, _start_worker, arguments)
+
+    def _run_alone(self, call: Call, how: str, place: Place | None) -> Any:
+        """Run a call in which a worker has died, while no other runs, until it survives; return its result.
+
+        Each attempt knows where those before it ended. Raises WorkerDied if that tells of no document.
+        """
+        known = KnownDeaths()
+        while known.add(place, how):
+            future = self.submit(call, known)
+            try:
+                return future.result()
+            except (BrokenProcessPool, EOFError, ConnectionError):
+                number, _ = self._calls[future]
+                how, place = self._find_deaths().get(number, ("", None))
+                self._end_broken_pool()
+            finally:
+                del self._calls[future]
+        raise WorkerDied(_describe_death(call, how, place, len(known.dead)))
+
+    def _find_deaths(self) -> dict[int, tuple[str, Place | None]]:
+        """Return how workers died, and where, by the number of the call; not those that the pool ended then."""
+        deaths = dict[int, tuple[str, Place | None]]()
+        for slot, worker in enumerate(self._started):
+            if self._journal and worker.exitcode not in (None, 0, -signal.SIGTERM, TERMINATED):
+                number, place = self._journal.read(slot)
+                deaths[number] = how_ended([worker]), place
+        return deaths
+
+    def _end_broken_pool(self) -> None:
+        """End the pool of a worker that has died: the next call starts another."""
+        # It loses track of a worker that starts while another dies, and would wait for it forever.
+        for worker in self._started:
+            if worker.pid:  # else it never started
+                worker.kill()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        self._pool = None
+
+
+def _has_result(future: Future[Any]) -> bool:
+    return future.done() and future.exception() is None
+
+
+def _describe_death(call: Call, how: str, place: Place | None = None, deaths: int = 0) -> str:
+    """Return where a worker died, and why that may be: by how it ended, and whether it ran a user's function.
+
+    `deaths`: on so many documents workers died before, and these were to be set aside.
+    """
+    inner = call.arguments.get("call", call)  # of a process that shares its tasks
+    where = f" in {call.foreign}" if call.foreign else ""
+    if place:
+        name = place.label.rpartition("+")[0]
+        soon = "" if place.is_alone else " or soon after"
+        where += f" on {name}, row {place.row}{soon}"
+    elif isinstance(inner, Call) and inner.task_run:
+        where += f" in the task {inner.task_run.task.name} of {inner.task_run.run}"
+    if deaths > MAX_DEATHS:
         return (
-            f"a worker process died ({how}): most often the machine ran out of memory. Try fewer --workers or a "
-            "smaller --memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
+            f"worker processes died on {deaths:,} documents of one task, at last{where} ({how}): fix the function, as "
+            "so many are not set aside"
         )
+    reason = f"a worker process died{where} ({how})"
+    if call.foreign:
+        advice = (
+            "it ended its own process (os._exit(), a signal, or a crash in a C library), or the machine ran out of "
+            "memory; in that case try fewer --workers"
+        )
+        if place and not call.sets_aside:
+            advice += ". With --max_failed 0.001 so many documents on which that happens are set aside"
+        return f"{reason}: {advice}"
+    return (
+        f"{reason}: most often the machine ran out of memory. Try fewer --workers or a "
+        "smaller --memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
+    )
 
 
 class _Context(ForkServerContext):
@@ -158,12 +256,15 @@ class _Context(ForkServerContext):
         self.started = started
 
     def Process(self, *arguments: Any, **named: Any) -> ForkServerProcess:  # type: ignore[override]
-        self.started.append(process := ForkServerProcess(*arguments, **named))
+        process = ForkServerProcess(*arguments, **named)
+        process.name = str(len(self.started))  # its slot in the journal
+        self.started.append(process)
         return process
 
 
-def _start_worker(lock: Path | None) -> None:
+def _start_worker(lock: Path | None, journal: Journal) -> None:
     """Prepare a worker process for calls; `lock` is the lock file of the stage, of which it holds a share."""
+    use_journal(journal, int(multiprocessing.current_process().name))
     signal.signal(signal.SIGINT, lambda *_: None)  # between calls; SIG_IGN would be inherited by other programs
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     pyarrow.set_cpu_count(1)  # there is a worker for every core
@@ -174,10 +275,10 @@ def _start_worker(lock: Path | None) -> None:
         hold_worker_lock(lock)
 
 
-def _run_in_worker(call: Callable[[], Any]) -> Any:
+def _run_in_worker(call: Callable[[], Any], number: int, known: KnownDeaths) -> Any:
     """Run a call, which Ctrl-C interrupts; at SIGTERM it cleans up, and the process exits."""
     try:
-        with raised_signals():
+        with raised_signals(), known_deaths(number, known):
             return call()
     except Terminated:
         os._exit(TERMINATED)  # at once: an exception would be sent to a driver that may be gone

@@ -76,7 +76,7 @@ class RayExecutor:
             references = list(pending)
             ray.wait(references, num_returns=1)
             for done in ray.wait(references, num_returns=len(references), timeout=0)[0]:  # all: a look is linear
-                result, retried = _result(done, calls[0].foreign)
+                result, retried = _result(done, calls[pending[done]])
                 self.retried += retried
                 yield pending.pop(done), result
 
@@ -140,8 +140,8 @@ def _check_room(memory: int) -> None:
         )
 
 
-def _result(reference: Any, foreign: str) -> tuple[Any, int]:
-    """Return the result of a task, which may run a `foreign` function, and how often it was tried again.
+def _result(reference: Any, call: Call) -> tuple[Any, int]:
+    """Return the result of a call, and how often it was tried again.
 
     Raises its error as it was raised, and GristmillError for one of Ray's.
     """
@@ -153,7 +153,8 @@ def _result(reference: Any, foreign: str) -> tuple[Any, int]:
         raise GristmillError(str(error)) from error
     except RayError as error:
         first = str(error).strip().split("\n")[0]
-        where = f" in {foreign}, which must not end its process" if foreign else ""
+        where = f" {call.task_run.task.name}" if call.task_run else ""
+        where += f" in {call.foreign}, which must not end its process" if call.foreign else ""
         raise GristmillError(
             f"Ray gave up on a task{where} after {_RETRIES} retries: {first}. If nodes ran out of memory, give a "
             "larger --memory or fewer --workers, so that fewer tasks run at once; then run the same command again to "

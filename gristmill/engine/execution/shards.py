@@ -194,7 +194,9 @@ class ShardExecutor:
                         yield from self.queue.results(manifest, done)
                 while len(pending) < self.local.workers + _AHEAD and (position := tasks.next()) is not None:
                     call = own(calls[position])
-                    pending[self.local.submit(Call(attempt, {"call": call}, call.foreign))] = position
+                    pending[self.local.submit(Call(attempt, {"call": call}, call.foreign, None, call.sets_aside))] = (
+                        position
+                    )
                     self._running[position] = call.task_run.task.name if call.task_run else ""
                     self.state.running = list(self._running.values())
                 if not pending and not tasks.is_over:

@@ -1,0 +1,178 @@
+"""A document on which a worker process dies is set aside within --max_failed; beyond it the run ends, and names it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.local import LocalExecutor
+from gristmill.engine.execution.worker_deaths import note_place
+from gristmill.text import utf8_size
+from tests.gristmill_cli.corpus import ROOT, tree
+
+DEADLY = {("book", 1, 30), ("book", 1, 33), ("web", 0, 59)}  # source, file, row; two are in one batch
+STEPS = """
+import os, signal
+
+def keep(texts):
+    if any(text.startswith("deadly") for text in texts):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return [not text.startswith("bad") for text in texts]
+
+keep.version = 1
+
+def always(texts):
+    os.abort()
+
+def one_by_one(documents):
+    for document in documents:
+        if document.text.startswith("deadly"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield document
+
+def in_batches(documents):
+    batch = []
+    for document in documents:
+        batch.append(document)
+        if len(batch) == 7:
+            yield from checked(batch)
+            batch = []
+    yield from checked(batch)
+
+def checked(batch):
+    if any(document.text.startswith("deadly") for document in batch):
+        os._exit(5)
+    return batch
+
+def only_together(documents):
+    texts = [document.text for document in documents]
+    if len(texts) > 1:
+        os._exit(6)
+    yield from ()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a corpus of 240 documents, functions that end their process, and the file of a run."""
+    for source in ("book", "web"):
+        for number in range(2):
+            path = tmp_path / "corpus" / source / f"{number}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("w") as file:
+                for row in range(60):
+                    begins = "deadly" if (source, number, row) in DEADLY else f"text of {source}"
+                    record = {"text": f"{begins} {number} {row} " + "word " * 60, "id": f"{source}-{number}-{row}"}
+                    file.write(json.dumps(record) + "\n")
+    (tmp_path / "deadly.py").write_text(STEPS)
+    (tmp_path / "run.toml").write_text("corpus = 'corpus'\nout = 'out'\n[[steps]]\nkeep = 'deadly:keep'\n")
+    return tmp_path
+
+
+def gristmill(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "gristmill_cli", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def run_until_filter(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return gristmill(folder, "run", "run.toml", "--until", "filter", "--alarms.source_loss", "0", *words)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_step_that_ends_its_process_costs_the_documents_alone(folder: Path, workers: str) -> None:
+    done = run_until_filter(folder, "--max_failed", "0.1", "--workers", workers)
+    assert done.returncode == 0, done.stderr
+    assert "normalize_text: 240 read = 237 written + 3 failed: a worker process died" in done.stderr
+    removed = pq.read_table(folder / "out/normalized.removed.parquet").to_pylist()
+    assert {(row["file"], row["row"], row["id"]) for row in removed} == {
+        (f"{source}/{number}.jsonl", row, f"{source}-{number}-{row}") for source, number, row in DEADLY
+    }
+    assert {(row["rule"], row["detail"]) for row in removed} == {("failed: a worker process died", "SIGSEGV")}
+    traced = gristmill(folder, "trace", "out", "book-1-30")
+    assert "removed: failed: a worker process died, SIGSEGV" in traced.stdout
+
+
+def test_without_max_failed_the_run_ends_and_names_the_file(folder: Path) -> None:
+    done = run_until_filter(folder)
+    assert done.returncode == 1
+    (said,) = done.stderr.splitlines()[-1:]
+    assert said.startswith("error: a worker process died in deadly:keep on ")
+    assert "row 0 or soon after (SIGSEGV): " in said and said.endswith("are set aside")
+    within = run_until_filter(folder, "--max_failed", "0.001")
+    assert within.returncode == 2
+    assert "functions failed on 3 of 240 documents, more than --max_failed 0.10% allows: a worker process died at " in (
+        within.stderr
+    )
+    assert "book/1.jsonl line 31: SIGSEGV; " in within.stderr
+
+
+def test_a_retry_gives_the_documents_to_the_function_again(folder: Path) -> None:
+    assert run_until_filter(folder, "--max_failed", "0.1").returncode == 0
+    (folder / "deadly.py").write_text(STEPS.replace('startswith("deadly")', 'startswith("fixed")'))
+    again = run_until_filter(folder, "--max_failed", "0.1")
+    assert "3 failed: a worker process died" in again.stderr  # the version of the function is the same
+    retried = run_until_filter(folder, "--retry_failed")
+    assert retried.returncode == 0 and "normalize_text: 240 read = 240 written" in retried.stderr
+    assert run_until_filter(folder, "--out", "fresh").returncode == 0
+    assert tree(folder / "out/normalized") == tree(folder / "fresh/normalized")
+
+
+def test_a_function_that_always_ends_its_process_ends_the_run(folder: Path) -> None:
+    (folder / "run.toml").write_text("corpus = 'corpus'\nout = 'out'\n[[steps]]\nkeep = 'deadly:always'\n")
+    done = run_until_filter(folder, "--max_failed", "0.9")
+    assert done.returncode == 1
+    assert "error: worker processes died on 17 documents of one task, at last in deadly:always on " in done.stderr
+
+
+@pytest.mark.parametrize("function", ["one_by_one", "in_batches"])
+def test_apply_finds_the_document_also_where_the_function_reads_ahead(folder: Path, function: str) -> None:
+    done = gristmill(folder, "apply", "corpus", "kept", f"deadly:{function}", "--max_failed", "0.1")
+    assert done.returncode == 0, done.stderr
+    assert f"apply: 240 read = 237 written + 3 failed: {function}" in done.stderr
+    failed = pq.read_table(folder / "kept.failed.parquet").to_pylist()
+    rows = {(row["file"], row["row"]) for row in failed}
+    assert rows == {(f"{source}/{number}.jsonl", row) for source, number, row in DEADLY}
+    assert all(row["detail"].startswith("a worker process died: ") for row in failed)
+
+
+def test_what_no_document_does_alone_ends_the_stage(folder: Path) -> None:
+    done = gristmill(folder, "apply", "corpus", "kept", "deadly:only_together", "--max_failed", "0.9")
+    assert done.returncode == 1
+    assert "a worker process died in deadly:only_together on " in done.stderr
+    assert "row 59 or soon after (exit code 6)" in done.stderr
+
+
+def test_processes_that_share_a_run_survive(folder: Path) -> None:
+    words = [sys.executable, "-m", "gristmill_cli", "run", "run.toml", "--until", "filter", "--max_failed", "0.1"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for shard in ("1/2", "2/2"):
+        command = [*words, "--shard", shard]
+        processes.append(subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True))
+    said = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert any("237 written + 3 failed: a worker process died" in text for text in said)
+
+
+def test_a_call_whose_worker_died_is_made_again_alone_and_no_other_is_lost(tmp_path: Path) -> None:
+    """As a worker that another program killed: nothing is set aside."""
+    calls = [Call(utf8_size, {"text": "a" * size}, sets_aside=True) for size in range(20)]
+    calls.insert(5, Call(note_and_die_once, {"mark": tmp_path / "mark"}, sets_aside=True))
+    with LocalExecutor(2) as executor:
+        results = dict(executor.run(calls))
+    assert results == dict(enumerate([0, 1, 2, 3, 4, 7, *range(5, 20)]))
+
+
+def note_and_die_once(mark: Path) -> int:
+    """Note a document, and end this process on it, unless an earlier call did."""
+    note_place("book/a.jsonl+0", 3)
+    if mark.exists():
+        return 7
+    mark.touch()
+    os._exit(9)
