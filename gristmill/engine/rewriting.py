@@ -94,8 +94,9 @@ def rewrite_corpus(
 
     `function(group=…, outputs=…, **arguments)` is the task: it writes each slice of a group into its output.
     `foreign`, `sets_aside`: see Task. With `table`, each task writes a table of its own, its argument `rows`, and these
-    are joined to it, in the order of the corpus. `of_group`: arguments that differ from group to group; `also`: arguments that
-    are further outputs of the task. Where `targets` are Parquet files, they are made of the JSON lines of tasks.
+    are joined to it, in the order of the corpus. `of_group`: arguments that differ from group to group; `also`:
+    arguments that are further outputs of the task. Where `targets` are Parquet files, they are made of the JSON lines
+    of tasks.
     """
     slices = cut_raw_corpus(run, files)
     parquet = any(path.suffix == ".parquet" for path in targets.values())
