@@ -13,7 +13,7 @@ from rich.text import Text
 from gristmill.counts import Counts
 from gristmill.engine.staleness.ledger import Ledger
 from gristmill.engine.staleness.records import MadeWith
-from gristmill.engine.staleness.reruns import outdated_libraries, spell_versions
+from gristmill.engine.staleness.reruns import outdated_versions, spell_version, spell_versions
 from gristmill.errors import UsageError, require
 from gristmill.io.files import STATE_DIR
 from gristmill.paths import spell_urls
@@ -28,7 +28,9 @@ class StageRecord(msgspec.Struct):
     """A finished stage: the settings it ran with, its counts, and how long its last call took that had work to do.
 
     `tasks` are the tasks whose outputs are there, whenever they ran; `core_seconds` and `retries` are of all of them.
-    `kept_versions` are libraries of other versions that made some of them, then and now, kept by --accept_versions.
+    `outside_files` are a SHA-256 of files from outside of the run that it reads, and `used_up` says that its documents
+    were removed, both with --remove_used. `alarms` name the run's folder OUT.
+    `kept_versions` are other versions that made some of them, then and now, kept by --accept_versions.
     """
 
     settings: dict[str, Any]
@@ -38,6 +40,9 @@ class StageRecord(msgspec.Struct):
     core_seconds: float = 0.0
     retries: int = 0
     kept_versions: dict[str, tuple[str, str]] = {}
+    outside_files: str = ""
+    used_up: bool = False
+    alarms: list[str] = []
 
 
 def load_record(out: Path, stage: str) -> StageRecord | None:
@@ -50,18 +55,30 @@ def load_record(out: Path, stage: str) -> StageRecord | None:
 
 
 def save_record(
-    config: RunConfig, stage: StageSpec, counts: Counts, seconds: float, earlier: StageRecord | None = None
+    config: RunConfig,
+    stage: StageSpec,
+    counts: Counts,
+    seconds: float,
+    earlier: StageRecord | None = None,
+    alarms: Sequence[str] = (),
+    outside_files: str = "",
 ) -> None:
     """Write the record of a stage that has finished; one that had nothing to do keeps the seconds of its record."""
     costs = _costs(config, stage)
     core_seconds = round(sum(cost.core_seconds for cost in costs), 3)
     retries = sum(cost.retries for cost in costs)
     settings = stage.settings(context_of(config, stage))
-    kept = outdated_tasks(costs).libraries
+    kept = outdated_tasks(costs, stage.own_versions(context_of(config, stage))).versions
     if earlier and (earlier.tasks, earlier.core_seconds, earlier.counts) == (len(costs), core_seconds, counts):
         seconds = earlier.seconds
-    record = StageRecord(settings, counts, seconds, len(costs), core_seconds, retries, kept)
-    write_file(_path(config.out, stage.name), msgspec.json.encode(record))
+    record = StageRecord(settings, counts, seconds, len(costs), core_seconds, retries, kept, outside_files)
+    record.alarms = list(alarms)
+    write_record(config.out, stage.name, record)
+
+
+def write_record(out: Path, stage: str, record: StageRecord) -> None:
+    """Write the record of the stage of that name."""
+    write_file(_path(out, stage), msgspec.json.encode(record))
 
 
 def remove_record(out: Path, stage: StageSpec) -> None:
@@ -110,28 +127,28 @@ def _spell_change(name: str, before: Any, now: Any) -> str:
 
 @dataclass
 class Outdated:
-    """What a stage wrote with other versions of libraries: then and now by name, its tasks, and what they cost."""
+    """What a stage wrote with other versions of Gristmill or of libraries: then and now by name, tasks, their cost."""
 
-    libraries: dict[str, tuple[str, str]] = field(default_factory=dict)
+    versions: dict[str, tuple[str, str]] = field(default_factory=dict)
     tasks: int = 0
     core_seconds: float = 0.0
 
 
-def outdated_tasks(costs: Iterable[MadeWith]) -> Outdated:
-    """Return which of a stage's tasks were made with other versions than today's."""
+def outdated_tasks(costs: Iterable[MadeWith], own_versions: Mapping[str, str]) -> Outdated:
+    """Return which of a stage's tasks were made with other versions than today's; `own_versions` are Gristmill's."""
     outdated = Outdated()
     for cost in costs:
-        libraries = outdated_libraries(cost.identity)
-        if libraries:
-            outdated.libraries |= libraries
+        versions = outdated_versions(cost.identity, own_versions)
+        if versions:
+            outdated.versions |= versions
             outdated.tasks += 1
             outdated.core_seconds += cost.core_seconds
     return outdated
 
 
 def note_versions(config: RunConfig, stages: Sequence[StageSpec]) -> None:
-    """Say, before a run begins, which stages run again as libraries have other versions, and what that costs."""
-    libraries = dict[str, tuple[str, str]]()
+    """Say, before a run begins, which stages run again as versions are others, and what that costs."""
+    versions = dict[str, tuple[str, str]]()
     names = list[str]()
     tasks = 0
     core_seconds = 0.0
@@ -139,15 +156,16 @@ def note_versions(config: RunConfig, stages: Sequence[StageSpec]) -> None:
         record = load_record(config.out, stage.name)
         if record is None or changed_settings(config, stage, record):
             continue
-        outdated = outdated_tasks(_costs(config, stage))
+        outdated = outdated_tasks(_costs(config, stage), stage.own_versions(context_of(config, stage)))
         if outdated.tasks:
             names.append(stage.name)
-            libraries |= outdated.libraries
+            for name, change in outdated.versions.items():
+                versions[name.replace("the stage", stage.name)] = change
             tasks += outdated.tasks
             core_seconds += outdated.core_seconds
     if not names:
         return
-    changes = spell_versions(libraries)
+    changes = spell_versions(versions)
     if config.accept_versions:
         said = f"{changes}: --accept_versions keeps what {', '.join(names)} wrote"
     else:
@@ -159,11 +177,19 @@ def note_versions(config: RunConfig, stages: Sequence[StageSpec]) -> None:
     print(f"note: {said}", file=sys.stderr, flush=True)
 
 
+def has_other_versions(config: RunConfig, stage: StageSpec) -> bool:
+    """Return whether a stage has something to write again as versions are others."""
+    if config.accept_versions:
+        return False
+    return bool(outdated_tasks(_costs(config, stage), stage.own_versions(context_of(config, stage))).tasks)
+
+
 def kept_versions(stages: Mapping[str, StageRecord]) -> Iterator[str]:
     """Yield which stages keep, by --accept_versions, what other versions of libraries made."""
     for name, record in stages.items():
-        for library, (then, now) in record.kept_versions.items():
-            yield f"Some of what {name} wrote was made with {library} {then}, and kept by --accept_versions at {now}."
+        for versioned, (then, now) in record.kept_versions.items():
+            made_with = spell_version(versioned, then)
+            yield f"Some of what {name} wrote was made with {made_with}, and kept by --accept_versions at {now}."
 
 
 def _costs(config: RunConfig, stage: StageSpec) -> list[MadeWith]:
@@ -175,10 +201,9 @@ def _costs(config: RunConfig, stage: StageSpec) -> list[MadeWith]:
 
 def stage_ledgers(config: RunConfig, stage: StageSpec) -> list[Ledger]:
     """Return the ledgers of a stage's tasks."""
-    engine_name = stage.engine_name or stage.name
     output = stage.path(config)
     folder = output.parent if output.suffix else output
-    return [ledger for ledger in Ledger.all_in(folder / STATE_DIR) if ledger.stage == engine_name]
+    return [ledger for ledger in Ledger.all_in(folder / STATE_DIR) if ledger.stage == stage.engine.name]
 
 
 def _spell(value: Any) -> str:
@@ -245,12 +270,14 @@ def plan_table(config: RunConfig, stages: Sequence[StageSpec]) -> Table:
 def _state(config: RunConfig, stage: StageSpec, record: StageRecord, is_current: bool) -> str:
     """Return what --dry_run says of a stage that has finished; `is_current`: none before it is to run again."""
     changed = changed_settings(config, stage, record)
-    outdated = outdated_tasks(_costs(config, stage))
-    versions = spell_versions(outdated.libraries)
+    outdated = outdated_tasks(_costs(config, stage), stage.own_versions(context_of(config, stage)))
+    versions = spell_versions(outdated.versions)
     if changed:
         return f"to run again: {changed}"
     if versions and not config.accept_versions:
         cost = duration(outdated.core_seconds)
         return f"to run again: {versions}; it took {cost} of core time, --accept_versions keeps what is there"
     state = "done; its files will be checked" if is_current else "to run again where its input changes"
+    if record.used_up:
+        state = "done; what no later stage reads was removed" if is_current else f"{state}; what it wrote was removed"
     return f"{state} (made with other versions: {versions})" if versions else state

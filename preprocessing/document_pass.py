@@ -83,7 +83,6 @@ def process_slices(
     outputs: tuple[Path, ...],
     names: tuple[str, ...],
     steps: Steps,
-    versions: dict[str, int],  # noqa: ARG001  a part of the task's identity
     sums: tuple[str, ...],
     written_as: str,
     facts: Path,

@@ -4,7 +4,7 @@ Raw files → steps → documents, which later stages read, and facts, which joi
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -133,12 +133,17 @@ def _list_corpus(
 
 
 def _stage_of(stage: Stage, steps: Steps, files: Sequence[CorpusFile]) -> Stage:
-    """Return the stage with the versions of all libraries that its steps and formats depend on."""
+    """Return the stage with its steps, and the libraries that these and the formats depend on."""
     libraries = dict.fromkeys((*STAGE.libraries, *stage.libraries))
     for step in steps:
         libraries |= dict.fromkeys(step.libraries)
     libraries |= dict.fromkeys(web_libraries(file.name for file in files))
-    return replace(stage, libraries=tuple(libraries))
+    return replace(stage, libraries=tuple(libraries), steps=versions_of(steps))
+
+
+def versions_of(steps: Iterable[DocumentStep]) -> tuple[tuple[str, int], ...]:
+    """Return the name and version of each step."""
+    return tuple((step.name, step.version) for step in steps)
 
 
 @dataclass
@@ -207,8 +212,7 @@ class PassPlan:
         return path.is_relative_to(self.run.work)
 
     def _arguments(self) -> dict[str, Any]:
-        versions = {step.name: step.version for step in self.steps}
-        return {"steps": self.steps, "versions": versions, "sums": self.sums, "written_as": self.written_as}
+        return {"steps": self.steps, "sums": self.sums, "written_as": self.written_as}
 
     def _foreign(self) -> str:
         return ", ".join(step.foreign for step in self.steps if step.foreign)

@@ -56,8 +56,8 @@ class RunOptions:
     """Fail if more than this fraction of the records, or of their bytes, is malformed, or if more than this fraction of
     a raw corpus is in damaged files. Below the limit, damaged files are left out; 0 allows none."""
     accept_versions: bool = False
-    """Keep what other versions of libraries wrote (pyarrow, zlib, Unicode's tables, …), though today's may write other
-    bytes. What has to be written anew is written by today's."""
+    """Keep what other versions of Gristmill or of libraries wrote (pyarrow, zlib, Unicode's tables, …), though today's
+    may write other bytes. What has to be written anew is written by today's."""
     retry_failed: bool = False
     """Run the tasks again in which functions failed on documents, or that left out damaged files."""
     quiet: bool = False

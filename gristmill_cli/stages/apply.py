@@ -5,7 +5,7 @@ from typing import Any
 from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from preprocessing.apply import apply
+from preprocessing.apply import STAGE, apply
 from preprocessing.user_code import version_of
 
 _SHOWN_DIGITS = 12  # of the SHA-256 of a function's source
@@ -15,6 +15,7 @@ class ApplyFunction(StageSpec):
     """Apply a user's function to every document."""
 
     name = "apply"
+    engine = STAGE
     output = "applied"
     section = "apply"
     added_by = "apply.function"
@@ -23,6 +24,7 @@ class ApplyFunction(StageSpec):
     keeps = WRITTEN
     look_at = "what your function leaves out"
     requests = 3.0
+    reads_documents = True
 
     def call(self, run: RunContext) -> Counts:
         """Write what the function yields for each document."""

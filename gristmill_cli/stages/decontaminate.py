@@ -13,13 +13,14 @@ from gristmill_cli.run_config import Decontaminate, RunConfig, corpus_folders
 from gristmill_cli.stages.spec import RunContext, StageSpec, reject_options_without_effect
 from preprocessing.contamination.benchmarks import check_items
 from preprocessing.contamination.report import read_report, report_paths
-from preprocessing.decontaminate import check_limits, decontaminate, list_benchmarks, reject_own_corpus
+from preprocessing.decontaminate import STAGE, check_limits, decontaminate, list_benchmarks, reject_own_corpus
 
 
 class RemoveBenchmarks(StageSpec):
     """Keep the items of benchmarks out of the corpus."""
 
     name = "decontaminate"
+    engine = STAGE
     output = "decontaminated"
     section = "decontaminate"
     added_by = "decontaminate.against"
@@ -31,6 +32,7 @@ class RemoveBenchmarks(StageSpec):
     browsed_as = "spans"
     report_section = "gristmill_cli.report.benchmarks:read_section"
     requests = 7.0
+    reads_documents = True
     is_done_once = True  # an index of all items
 
     def call(self, run: RunContext) -> Counts:
@@ -55,6 +57,10 @@ class RemoveBenchmarks(StageSpec):
         check_limits(spec.margin, spec.min_ngrams, spec.common, spec.near)
         reject_own_corpus([*spec.against, *paths_of(benchmarks)], corpus_folders(config))
         check_items(benchmarks)
+
+    def outside_files(self, config: RunConfig) -> list[Path]:
+        """Return the files of the benchmarks."""
+        return paths_of(list_benchmarks(config.decontaminate.against, config.decontaminate.template))
 
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
         """Yield a sentence if items are in so many documents that they are not looked for."""

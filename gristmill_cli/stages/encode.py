@@ -15,7 +15,7 @@ from gristmill_cli.stages.mix import DecideMix, differing_amount
 from gristmill_cli.stages.odd_files import odd_token_sizes
 from gristmill_cli.stages.spec import RunContext, StageSpec, given_options, reject_options_without_effect
 from gristmill_cli.stages.train_tokenizer import TrainTokenizer
-from preprocessing.encode import encode
+from preprocessing.encode import STAGE, encode
 from preprocessing.tokenize_chats import list_chats, tokenize_chats
 from preprocessing.tokenizer.chat_template import TemplateSource
 
@@ -24,11 +24,13 @@ class Encode(StageSpec):
     """Encode each document of the mix once, and shuffle its tokens."""
 
     name = "encode"
+    engine = STAGE
     output = "tokens"
     section = "tokenizer"
     reads = DecideMix.name
     reads_reasons = (WRITTEN, HELD_OUT)
     requests = 12.3
+    reads_documents = True
     is_after_mix = True
 
     def call(self, run: RunContext) -> Counts:
@@ -61,6 +63,10 @@ class Encode(StageSpec):
         if spec.file is not None:
             find_ends(find_tokenizer_file(spec.file), spec.bos, spec.eos)
         parse_size(spec.shard_size, "--shard_size")
+
+    def outside_files(self, config: RunConfig) -> list[Path]:
+        """Return the file of the tokenizer, if it is given."""
+        return [find_tokenizer_file(config.tokenizer.file)] if config.tokenizer.file else []
 
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
         """Yield files whose tokens are far longer than others of their source, or shorter, and missed amounts."""

@@ -7,8 +7,9 @@ from gristmill.counts import Counts
 from gristmill.errors import require
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec
+from preprocessing.choose_by_score import STAGE as CHOOSE_BY_SCORE
 from preprocessing.choose_by_score import list_low_scores, read_score_sums
-from preprocessing.filter import KEPT, list_short
+from preprocessing.filter import KEPT, STAGE, list_short
 from preprocessing.minimum_length import check_threshold
 from preprocessing.scoring.score_choice import Band, Choice, parse_bands
 from preprocessing.scoring.score_statistics import odd_scores
@@ -19,6 +20,7 @@ class FilterShort(StageSpec):
     """List the documents that are too short; the mix drops them."""
 
     name = "filter"
+    engine = STAGE
     output = "filtered.pickle"
     section = "filter"
     keeps = KEPT
@@ -46,6 +48,7 @@ class ChooseByScore(StageSpec):
     """List the documents whose scores are too low; the mix drops them."""
 
     name = "choose_by_score"
+    engine = CHOOSE_BY_SCORE
     output = "low_scores.parquet"
     added_by = "scores"
     report_section = "gristmill_cli.report.scores:read_section"

@@ -7,6 +7,7 @@ from typing import Any
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.staleness.ledger import Ledger
 from gristmill.io.files import STATE_DIR
+from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.note_facts import signature_settings
 from gristmill_cli.stages.rules import rule_alarms, rules_card, rules_version
@@ -22,6 +23,7 @@ class FilterQuality(StageSpec):
     """Keep the documents that a recipe allows."""
 
     name = "filter_quality"
+    engine = STAGE
     output = "quality"
     added_by = "recipe"  # and a function that stands between normalisation and the rules
     rewrites = True
@@ -30,6 +32,7 @@ class FilterQuality(StageSpec):
     keeps = WRITTEN
     look_at = "OUT/quality.removed.parquet, or the texts in gristmill report OUT"
     requests = 6.0
+    reads_documents = True
 
     def is_in_run(self, options: Mapping[str, Any]) -> bool:
         """Return whether rules judge what a user's function wrote; else they are steps of the first stage."""
@@ -42,13 +45,16 @@ class FilterQuality(StageSpec):
         output = self.path(run.config)
         if not run.is_last_writer:
             return filter_quality(run.corpus, output, recipe, run.options, text_column=text_column)
-        steps = [RecipeRules.of(recipe), *run.fact_steps]
         counts, _ = prepare(
-            run.corpus, output, run.facts, steps, run.options, text_column=text_column,
-            removed=removed_path(output), stage=STAGE,
+            run.corpus, output, run.facts, self.steps(run), run.options, text_column=text_column,
+            removed=removed_path(output), stage=self.engine,
         )  # fmt: skip
         note_replaced(counts, run.options)
         return counts
+
+    def steps(self, run: RunContext) -> list[DocumentStep]:
+        """Return the rules, and what later stages decide by, if it is the last that writes documents."""
+        return [RecipeRules.of(run.config.recipe), *run.fact_steps] if run.is_last_writer else []
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the version of the rules."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dedup.candidates.cluster_samples import warn_of_clusters
-from dedup.generate_connected_components import generate_connected_components
+from dedup.generate_connected_components import STAGE, generate_connected_components
 from dedup.generate_exact_pairs import remove_exact_pairs
 from dedup.to_hash import SIGNED
 from gristmill.counts import Counts
@@ -15,6 +15,7 @@ class GenerateConnectedComponents(StageSpec):
     """Find the clusters of documents that candidate pairs and copies connect."""
 
     name = "generate_connected_components"
+    engine = STAGE
     command = "cluster"
     output = "dup/connected_components.parquet"
     section = "dedup"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dedup.generate_connected_components import CLUSTERED
-from dedup.generate_duplicates_dict import generate_duplicates_dict
+from dedup.generate_duplicates_dict import STAGE, generate_duplicates_dict
 from gristmill.counts import Counts
 from gristmill_cli.stages.spec import RunContext, StageSpec
 
@@ -12,6 +12,7 @@ class GenerateDuplicatesDict(StageSpec):
     """List the duplicates to remove: of each cluster all but one, as far as their texts confirm it."""
 
     name = "generate_duplicates_dict"
+    engine = STAGE
     command = "remove"
     output = "dup/duplicates.parquet"
     section = "dedup"
@@ -19,6 +20,7 @@ class GenerateDuplicatesDict(StageSpec):
     reads_reasons = (CLUSTERED,)
     reads_bytes = False
     requests = 11.2
+    reads_documents = True
     serial_seconds_a_document = 0.2e-6
 
     def call(self, run: RunContext) -> Counts:

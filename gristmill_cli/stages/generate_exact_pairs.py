@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dedup.generate_exact_pairs import pair_exact_copies
+from dedup.generate_exact_pairs import STAGE, pair_exact_copies
 from gristmill.counts import Counts
 from gristmill_cli.stages.spec import RunContext, StageSpec
 
@@ -11,6 +11,7 @@ class GenerateExactPairs(StageSpec):
     """Find exact copies of any length, so that they need no signature."""
 
     name = "generate_exact_pairs"
+    engine = STAGE
     output = "dup/duplicate_pairs_exact.txt"
     section = "dedup"
     added_by = "dedup.exact"

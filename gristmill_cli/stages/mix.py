@@ -11,7 +11,7 @@ from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.odd_files import FEW_DOCUMENTS
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix, mixed_tally, source_amounts, source_weights
-from preprocessing.mix import mix_facts
+from preprocessing.mix import STAGE, mix_facts
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.split import check_holdout
 
@@ -22,6 +22,7 @@ class DecideMix(StageSpec):
     """Drop short documents and duplicates, weigh the sources, and hold documents out, all without a text."""
 
     name = "mix"
+    engine = STAGE
     command = "decide"
     output = "mix"
     section = "mix"

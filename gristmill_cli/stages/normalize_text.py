@@ -32,6 +32,7 @@ class NormalizeText(StageSpec):
     """Normalise every text to Unicode NFC, and keep the documents that your steps and a recipe allow."""
 
     name = "normalize_text"
+    engine = STAGE
     output = "normalized"
     section = "normalize"
     rewrites = True
@@ -45,18 +46,12 @@ class NormalizeText(StageSpec):
         """Take the corpus through the steps; note facts, if no later stage writes it anew."""
         config = run.config
         target = self.path(config)
-        steps: list[DocumentStep] = [Normalise(config.normalize.ftfy)]
-        steps += [UserFunction.of(options) for options in config.steps]
-        if _has_rules(config):
-            steps.append(RecipeRules.of(config.recipe))
-        removes = len(steps) > 1 or config.max_failed > 0
-        if run.is_last_writer:
-            steps += run.fact_steps
+        removes = bool(config.steps) or _has_rules(config) or config.max_failed > 0
         counts, _ = prepare(
             run.corpus,
             target,
             run.facts if run.is_last_writer else own_facts(config),
-            steps,
+            self.steps(run),
             run.options,
             text_column=config.text_column,
             read_also=config.normalize.read_also,
@@ -65,10 +60,19 @@ class NormalizeText(StageSpec):
             sources=config.sources,
             removed=removed_path(target) if removes else None,
             max_failed=config.max_failed,
-            stage=STAGE,
+            stage=self.engine,
         )
         note_replaced(counts, run.options)
         return counts
+
+    def steps(self, run: RunContext) -> list[DocumentStep]:
+        """Return normalisation, the user's steps, the rules of a recipe, and what later stages decide by."""
+        config = run.config
+        steps: list[DocumentStep] = [Normalise(config.normalize.ftfy)]
+        steps += [UserFunction.of(options) for options in config.steps]
+        if _has_rules(config):
+            steps.append(RecipeRules.of(config.recipe))
+        return steps + run.fact_steps if run.is_last_writer else steps
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return how texts are read and normalised, and the sources that have tables of their own."""

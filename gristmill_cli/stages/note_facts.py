@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from gristmill.counts import Counts
+from gristmill.steps import DocumentStep
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from preprocessing.document_pass import NOTED
 from preprocessing.prepare import STAGE, prepare
@@ -14,10 +15,12 @@ class NoteFacts(StageSpec):
     """Read the corpus once for the facts that documents are filtered and compared by."""
 
     name = "note_facts"
+    engine = replace(STAGE, name="note_facts")
     output = "facts"
     section = "dedup"
     keeps = NOTED
     requests = 4.0
+    reads_documents = True
 
     def call(self, run: RunContext) -> Counts:
         """Note the facts; no text is written."""
@@ -25,12 +28,16 @@ class NoteFacts(StageSpec):
             run.corpus,
             None,
             run.facts,
-            run.fact_steps,
+            self.steps(run),
             run.options,
             text_column=run.config.text_column,
-            stage=replace(STAGE, name=self.name),
+            stage=self.engine,
         )
         return counts
+
+    def steps(self, run: RunContext) -> list[DocumentStep]:
+        """Return what later stages decide by."""
+        return run.fact_steps
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the parameters of the signatures."""

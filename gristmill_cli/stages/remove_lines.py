@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dedup.candidates.repeated_units import check_left_alone
-from dedup.remove_lines import check_limits, remove_lines
+from dedup.remove_lines import STAGE, check_limits, remove_lines
 from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec, reject_options_without_effect
@@ -14,6 +14,7 @@ class RemoveLines(StageSpec):
     """Leave out lines or paragraphs that the corpus repeats."""
 
     name = "remove_lines"
+    engine = STAGE
     output = "lines"
     section = "lines"
     added_by = "lines.unit"
@@ -24,6 +25,7 @@ class RemoveLines(StageSpec):
     look_at = f"OUT/{losses}"
     report_section = "gristmill_cli.report.losses:read_lines"
     requests = 9.0
+    reads_documents = True
 
     def call(self, run: RunContext) -> Counts:
         """Write the corpus without repeated lines."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dedup.candidates.repeated_units import check_left_alone
-from dedup.remove_spans import check_limits, remove_spans
+from dedup.remove_spans import STAGE, check_limits, remove_spans
 from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec, reject_options_without_effect
@@ -14,6 +14,7 @@ class RemoveSpans(StageSpec):
     """Cut spans of text that the corpus repeats."""
 
     name = "remove_spans"
+    engine = STAGE
     output = "spans"
     section = "spans"
     added_by = "spans.min"
@@ -24,6 +25,7 @@ class RemoveSpans(StageSpec):
     look_at = f"OUT/{losses}"
     report_section = "gristmill_cli.report.losses:read_spans"
     requests = 19.0
+    reads_documents = True
 
     def call(self, run: RunContext) -> Counts:
         """Write the corpus without repeated spans."""

@@ -1,16 +1,18 @@
 """StageSpec: all that a run, its checks, its reports and its estimates have to know of a stage, said once."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dedup.steps.fingerprint import Fingerprint
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.options import RunOptions
+from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
 from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
+from preprocessing.prepare import versions_of
 from preprocessing.steps.model_score import score_step
 from preprocessing.steps.text_digest import TextDigest
 from preprocessing.steps.token_count import TokenCount
@@ -102,7 +104,7 @@ class StageSpec:
 
     Attributes:
         name: As in --from, in messages and in records.
-        engine_name: As the engine's ledger names it.
+        engine: As the engine knows it: the name of its ledger, and its version.
         command: As `gristmill --help` names it, where a table has no room for `name`.
         output: Its file or folder in OUT.
         section: The section of RunConfig with its options.
@@ -123,12 +125,14 @@ class StageSpec:
         serial_seconds_a_document: What one process does of that, however many there are.
         is_done_once: Some of its work does not grow with the corpus.
         is_after_mix: It reads no duplicates.
+        reads_documents: It reads documents of the corpus, not only facts of them.
+        is_intermediate: It writes documents that the next stage alone reads.
         browsed_as: The name of `losses` in gristmill browse.
         report_section: Its section of the report: a function that returns a StageSection, as "module:function".
     """
 
     name: str
-    engine_name: str = ""
+    engine: Stage
     command: str = ""
     output: str
     section: str = ""
@@ -149,6 +153,8 @@ class StageSpec:
     serial_seconds_a_document: float = 0.0
     is_done_once: bool = False
     is_after_mix: bool = False
+    reads_documents: bool = False
+    is_intermediate: bool = False
     browsed_as: str = ""
     report_section: str = ""
 
@@ -159,6 +165,14 @@ class StageSpec:
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the options that decide what it writes, by name, as --dry_run and --explain show them."""
         raise NotImplementedError
+
+    def own_versions(self, run: RunContext) -> dict[str, str]:
+        """Return the versions of Gristmill's own code that it would work with, as records of its tasks name them."""
+        return replace(self.engine, steps=versions_of(self.steps(run))).own_versions
+
+    def steps(self, run: RunContext) -> list[DocumentStep]:
+        """Return the steps on documents that it runs."""
+        return []
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
         """Raise the error of an option that the stage would refuse, before any stage runs; write nothing.
@@ -189,6 +203,10 @@ class StageSpec:
     def max_text_bytes(self, config: RunConfig) -> int | None:
         """Return how many bytes of text it reads at most, however large the corpus is; None: no limit."""
         return None
+
+    def outside_files(self, config: RunConfig) -> list[Path]:
+        """Return the files that it reads besides documents and what other stages wrote: a tokenizer, benchmarks."""
+        return []
 
     def stage_read(self, run: RunContext) -> str | None:
         """Return the name of the stage whose documents it reads; None: counts are not compared."""

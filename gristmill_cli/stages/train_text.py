@@ -3,12 +3,12 @@
 import sys
 from typing import Any
 
-from dedup.dedup_train import dedup_train
+from dedup.dedup_train import STAGE, dedup_train
 from gristmill.counts import HELD_OUT, WRITTEN, Counts
 from gristmill_cli.funnel import TRAIN
 from gristmill_cli.stages.mix import mix_settings
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from preprocessing.shuffle_holdout import pass1, pass2
+from preprocessing.shuffle_holdout import PASS_1, PASS_2, pass1, pass2
 
 _CHUNK = 1  # number of the only train chunk
 _ALL_PARTS = sys.maxsize
@@ -18,11 +18,14 @@ class Pass1(StageSpec):
     """Scatter the documents of the mix over random parts."""
 
     name = "pass1"
+    engine = PASS_1
     output = "pass1"
     section = "mix"
     added_by = "keep"
     keeps = WRITTEN
     requests = 11.0
+    reads_documents = True
+    is_intermediate = True
 
     def call(self, run: RunContext) -> Counts:
         """Write the bucket files of the mix."""
@@ -52,6 +55,7 @@ class Pass2(StageSpec):
     """Shuffle the parts, and split them into train and holdout."""
 
     name = "pass2"
+    engine = PASS_2
     output = "train"
     section = "mix"
     added_by = "keep"
@@ -74,6 +78,7 @@ class DedupTrain(StageSpec):
     """Remove the documents of the train set whose text is in the holdout."""
 
     name = "dedup_train"
+    engine = STAGE
     output = "train_deduped"
     added_by = "keep"
     reads = "pass2"

@@ -9,7 +9,7 @@ from gristmill.errors import UsageError
 from gristmill_cli.run_config import RunConfig, Tokenizer
 from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.spec import RunContext, StageSpec, given_options
-from preprocessing.train_tokenizer import check_options, model_name, special_tokens, train_tokenizer
+from preprocessing.train_tokenizer import STAGE, check_options, model_name, special_tokens, train_tokenizer
 
 _TRAINING_OPTIONS = ("vocab_size", "model_type", "sample", "exact", "seed")
 
@@ -18,11 +18,13 @@ class TrainTokenizer(StageSpec):
     """Train a tokenizer on a sample of the train set."""
 
     name = "train_tokenizer"
+    engine = STAGE
     output = "tokenizer"
     section = "tokenizer"
     left_out_by = "tokenizer.file"
     reads = DecideMix.name
     requests = 5.0
+    reads_documents = True
     is_serial = True
     is_done_once = True
     is_after_mix = True

@@ -15,7 +15,8 @@ from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Filter, Mix, RunConfig, Tokenizer
 from gristmill_cli.run_records import plan_table
-from gristmill_cli.stages.pipeline import plan_stages
+from gristmill_cli.stages.pipeline import STAGES, plan_stages
+from preprocessing.steps.text_digest import TextDigest
 from tests.gristmill_cli.corpus import documents, tree, write_records
 
 
@@ -110,6 +111,38 @@ def test_another_version_is_said_first_with_its_cost(
     assert planned(config)["normalize_text"] == "done; its files will be checked"
     run(config)
     assert "note: pyarrow" not in capsys.readouterr().err
+
+
+def test_an_upgrade_of_gristmill_is_said_first_with_its_cost(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the stage's own version and of a step's; nothing else runs again, and --accept_versions keeps it."""
+    first = STAGES[0]
+    written = tree(config.out)
+    monkeypatch.setattr(type(first), "engine", replace(first.engine, version=first.engine.version + 1))
+    monkeypatch.setattr(TextDigest, "version", 9)
+    versions = f"version of the stage {first.engine.version - 1} → {first.engine.version}, "
+    versions += "version of the step 'digest of the text' 1 → 9"
+    planned_states = planned(config)
+    assert planned_states["normalize_text"].startswith(f"to run again: {versions}; it took ")
+    assert planned_states["normalize_text"].endswith(" of core time, --accept_versions keeps what is there")
+    assert planned_states["mix"] == "to run again where its input changes"
+    capsys.readouterr()
+    run(replace(config, accept_versions=True))
+    said = capsys.readouterr().err.splitlines()
+    named = versions.replace("the stage", "normalize_text")
+    assert said[0] == f"note: {named}: --accept_versions keeps what normalize_text wrote"
+    assert all(line.endswith("done already, nothing to do") for line in said[1:])
+    assert tree(config.out / "tokens") == {
+        name.removeprefix("tokens/"): data for name, data in written.items() if name.startswith("tokens/")
+    }
+    report((config.out,))
+    kept = f"was made with version {first.engine.version - 1} of the stage, and kept by --accept_versions at "
+    assert f"Some of what normalize_text wrote {kept}" in (config.out / "report.html").read_text()
+    run(config)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"note: {named}: normalize_text runs again, ")
+    assert planned(config)["normalize_text"] == "done; its files will be checked"
 
 
 def test_versions_that_are_accepted_are_recorded(

@@ -12,7 +12,7 @@ from gristmill.engine.staleness.identity import identify
 from gristmill.engine.staleness.ledger import Ledger
 from gristmill.engine.staleness.lineage import MISSING, FileTags, is_hash, matches
 from gristmill.engine.staleness.records import DoneRecord, OutputRecord, Records, TaskId
-from gristmill.engine.staleness.reruns import differing_libraries
+from gristmill.engine.staleness.reruns import differing_versions
 from gristmill.engine.task import FileSet, Stage, Task, paths_read_by
 from gristmill.io.files import rejects_name
 from gristmill.paths import name_of
@@ -39,7 +39,7 @@ class DoneTasks:
         written: Records of the outputs of this run's tasks, by name (see name_of).
         known: The names of all files that the stage ever wrote or began to write, in any part of its work.
         seen: The inputs of this run's tasks that other stages or users wrote, as the identities say, by name.
-        kept_versions: Libraries of other versions that wrote what is kept: (then, now) by name.
+        kept_versions: Other versions that wrote what is kept: (then, now) by name.
         is_changed: Whether `records` is to be written to the ledger.
     """
 
@@ -82,7 +82,7 @@ class DoneTasks:
         record = self.before.get((step, task.name))
         if record is None or (self._retry_failed and record.counts.has_failures):
             return None
-        kept_versions = differing_libraries(record.identity, identity)
+        kept_versions = differing_versions(record.identity, identity)
         if kept_versions is None or (kept_versions and not self._accept_versions):
             return None
         names = list(map(self.ledger.relative, task.outputs))

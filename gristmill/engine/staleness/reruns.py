@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError
 
 from gristmill.engine.staleness.records import DoneRecord
-from gristmill.engine.task import LIBRARIES, library_version
+from gristmill.engine.task import LIBRARIES, OWN_VERSION, library_version
 from gristmill.wording import count_of, verb_for
 
 Identity = Mapping[str, str]  # see identify
@@ -19,23 +19,30 @@ _ARGUMENT = "argument "
 _OTHER_NAMES = "outputs"
 
 
-def differing_libraries(before: Identity, now: Identity) -> dict[str, tuple[str, str]] | None:
-    """Return the libraries whose versions differ in two identities; None if something else differs, too.
+def differing_versions(before: Identity, now: Identity) -> dict[str, tuple[str, str]] | None:
+    """Return what has other versions in two identities, libraries or code of ours; None if something else differs, too.
 
-    >>> differing_libraries({"pyarrow": "23", "outputs": "a"}, {"pyarrow": "24", "outputs": "a"})
+    >>> differing_versions({"pyarrow": "23", "outputs": "a"}, {"pyarrow": "24", "outputs": "a"})
     {'pyarrow': ('23', '24')}
     """
-    libraries = dict[str, tuple[str, str]]()
+    versions = dict[str, tuple[str, str]]()
     for name in _differing(before, now):
-        if name not in LIBRARIES:
+        if name not in LIBRARIES and not name.startswith(OWN_VERSION):
             return None
-        libraries[name] = (before.get(name, "none"), now.get(name, "none"))
-    return libraries
+        versions[name] = (before.get(name, "none"), now.get(name, "none"))
+    return versions
 
 
-def outdated_libraries(identity: Identity) -> dict[str, tuple[str, str]]:
-    """Return the libraries that have another version now than a task was made with: then and now, by name."""
-    libraries = dict[str, tuple[str, str]]()
+def outdated_versions(identity: Identity, own_versions: Identity) -> dict[str, tuple[str, str]]:
+    """Return what has another version now than a task was made with: then and now, by name.
+
+    `own_versions` are those of Gristmill's own code: see Stage.
+    """
+    versions = dict[str, tuple[str, str]]()
+    for name, now in own_versions.items():
+        then = identity.get(name)
+        if then is not None and then != now:
+            versions[name] = (then, now)
     for name in LIBRARIES:
         then = identity.get(name)
         if then is None:
@@ -45,30 +52,41 @@ def outdated_libraries(identity: Identity) -> dict[str, tuple[str, str]]:
         except PackageNotFoundError:
             now = "not installed"
         if now != then:
-            libraries[name] = (then, now)
-    return libraries
+            versions[name] = (then, now)
+    return versions
 
 
-def spell_versions(libraries: Mapping[str, tuple[str, str]]) -> str:
-    """Return libraries and their versions then and now in words.
+def spell_versions(versions: Mapping[str, tuple[str, str]]) -> str:
+    """Return versions then and now in words.
 
-    >>> spell_versions({"pyarrow": ("23", "24"), "zlib": ("1.2", "1.3")})
-    'pyarrow 23 → 24, zlib 1.2 → 1.3'
+    >>> spell_versions({"pyarrow": ("23", "24"), "version of the stage": ("3", "4")})
+    'pyarrow 23 → 24, version of the stage 3 → 4'
     """
-    return ", ".join(f"{name} {then} → {now}" for name, (then, now) in libraries.items())
+    return ", ".join(f"{name} {then} → {now}" for name, (then, now) in versions.items())
+
+
+def spell_version(name: str, version: str) -> str:
+    """Return one version in words.
+
+    >>> spell_version("version of the stage", "3")
+    'version 3 of the stage'
+    """
+    if name.startswith(OWN_VERSION):
+        return f"version {version} of {name.removeprefix(OWN_VERSION)}"
+    return f"{name} {version}"
 
 
 def note_outdated(step: str, tasks: Iterable[tuple[DoneRecord, Identity]], count: int) -> None:
-    """Print which libraries make tasks of a step run again, if they alone do, and what that costs.
+    """Print which versions make tasks of a step run again, if they alone do, and what that costs.
 
     `tasks` are the records of the tasks that run, with their identities of today; `count` is the number of all.
     """
     outdated = dict[str, tuple[str, str]]()
     costs = list[float]()
     for record, identity in tasks:
-        libraries = differing_libraries(record.identity, identity)
-        if libraries:
-            outdated |= libraries
+        versions = differing_versions(record.identity, identity)
+        if versions:
+            outdated |= versions
             costs.append(record.core_seconds)
     if not outdated:
         return
@@ -80,10 +98,10 @@ def note_outdated(step: str, tasks: Iterable[tuple[DoneRecord, Identity]], count
     )  # fmt: skip
 
 
-def note_kept(stage: str, libraries: Mapping[str, tuple[str, str]]) -> None:
-    """Print the libraries whose earlier versions made what --accept_versions keeps."""
-    if libraries:
-        names = ", ".join(f"{name} {then} (now {now})" for name, (then, now) in libraries.items())
+def note_kept(stage: str, versions: Mapping[str, tuple[str, str]]) -> None:
+    """Print the earlier versions that made what --accept_versions keeps."""
+    if versions:
+        names = ", ".join(f"{spell_version(name, then)} (now {now})" for name, (then, now) in versions.items())
         print(f"{stage}: kept what was made with {names}, by --accept_versions", file=sys.stderr, flush=True)
 
 

@@ -136,7 +136,7 @@ def sandboxed(*roots: Path, plans: tuple[str, ...] = ()) -> Iterator[Sandbox]:
 
 def run_here(patched: pytest.MonkeyPatch) -> None:
     """Let tasks of a user's function run as any other, in this process with workers=1."""
-    patched.setattr(engine_run, "Call", lambda function, arguments, foreign, this: Call(function, arguments, "", this))
+    patched.setattr(engine_run, "Call", lambda function, arguments, _, this, *__: Call(function, arguments, "", this))
 
 
 def _inside(folder: Path, path: Path) -> Path:

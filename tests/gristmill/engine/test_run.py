@@ -209,7 +209,19 @@ def test_versions_are_not_accepted_with_another_argument(
     monkeypatch.setattr(task, "library_version", lambda name: {"zlib": "99.1"}[name])
     accepting = replace(QUIET, accept_versions=True)
     assert upper_stage(source, target, Settings("!"), accepting, stage).ran == TASKS
-    assert upper_stage(source, target, Settings("!"), accepting, replace(stage, version=2)).ran == TASKS
+
+
+def test_what_another_version_of_the_stage_wrote_is_accepted(
+    source: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loud = replace(QUIET, quiet=False)
+    upper_stage(source, target)
+    upgraded = replace(STAGE, version=2, steps=(("shout", 3),))
+    capsys.readouterr()
+    assert upper_stage(source, target, options=replace(loud, accept_versions=True), stage=upgraded).ran == 0
+    assert "upper: kept what was made with version 1 of the stage (now 2), " in capsys.readouterr().err
+    assert upper_stage(source, target, options=loud, stage=upgraded).ran == TASKS
+    assert "note: version of the stage 1 → 2, " in capsys.readouterr().err
 
 
 def test_a_log_has_lines_of_progress(
