@@ -40,6 +40,7 @@ from gristmill_cli.run_records import (
 )
 from gristmill_cli.stages.pipeline import FIRST_STAGE, context_of, plan_stages
 from gristmill_cli.stages.spec import StageSpec
+from gristmill_cli.used_up import find_skipped, outside_files, remove_used
 
 _NOT_RECORDED = ("from_", "until", "dry_run", "strict", "shard", "scratch", "scratch_size", "executor", "address")
 
@@ -91,11 +92,19 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage.name))}
     remove_partial_files([out / FUNNEL_FILE])
     earlier_records = {stage.name: load_record(out, stage.name) for stage in stages}
-    for stage in stages[first:]:  # a later stage is done only after this run of the stages before it
+    skipped = find_skipped(config, stages, first, end)
+    for stage in stages[skipped.changed :]:  # a later stage is done only after this run of the stages before it
         remove_record(out, stage)
     remove_files([out / FUNNEL_FILE])
     alarms = [line for name, its in counts.items() for line in find_alarms(config, name, its)]
-    for stage in stages[first:end]:
+    for position, stage in enumerate(stages[:end]):
+        record = earlier_records[stage.name]
+        if stage.name in skipped.names and record:
+            print(f"{stage.name}: done already; what it wrote or read was used up, and removed", file=sys.stderr)
+            counts[stage.name] = record.counts
+            alarms += record.alarms
+        if position < first or stage.name in skipped.names:
+            continue
         context = context_of(config, stage, options)
         began = time.monotonic()
         with options_as_typed(stage.section):
@@ -105,12 +114,15 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
         if earlier := stage.stage_read(context):
             check_counts_between(earlier, counts[earlier], stage.reads_reasons, stage.name, found, stage.reads_bytes)
         stage.reject_empty(config, found)
-        save_record(config, stage, found, round(seconds, 3), earlier_records[stage.name])
         its = list(find_alarms(config, stage.name, found))
+        outside = outside_files(config, stage) if config.remove_used else ""
+        save_record(config, stage, found, round(seconds, 3), earlier_records[stage.name], its, outside)
         alarms += its
         shown = at_folder(its, out)
         check_strict(config, stage.name, shown)
         print("".join(f"warning: {line}\n" for line in shown), end="", file=sys.stderr, flush=True)
+        if config.remove_used:
+            remove_used(config, stages, stages[: position + 1])
     if end < len(stages):
         return None
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}

@@ -325,6 +325,9 @@ class RunConfig(RunOptions, _Corpus):
     listed in the table of removed documents, or OUT/applied.failed.parquet."""
     keep: tuple[Kept, ...] = ()
     """What to keep besides tokens: train_text (OUT/train_deduped and OUT/holdout, the mixed text as JSON lines)."""
+    remove_used: bool = False
+    """Remove documents that no later stage reads, as soon as that is so: at the end OUT has tokens, facts and tables.
+    The same run skips these stages afterwards, and writes what is needed again if something has changed."""
     keep_list: Path | None = None
     """File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them, that overrule what the mix keeps and
     drops."""

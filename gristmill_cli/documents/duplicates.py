@@ -2,7 +2,7 @@
 
 import heapq
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import groupby, islice
 from math import isnan
@@ -24,7 +24,8 @@ from gristmill.io.readers import read_corpus
 from gristmill.storage.files import is_file, is_folder, resolved
 from gristmill.wording import count_of
 from gristmill_cli.run_config import Dedup, recorded_options
-from gristmill_cli.stages.pipeline import corpus_folders
+from gristmill_cli.stages.pipeline import STAGES, corpus_folders
+from gristmill_cli.used_up import is_used_up
 
 DUPLICATES = Path("dup/duplicates.parquet")
 CLUSTERS = Path("dup/connected_components.parquet")
@@ -107,17 +108,20 @@ def show_duplicates(
 
 def corpus_of(out: Path) -> Path | None:
     """Return the folder with the documents that a run compared; None if it was removed."""
-    for name in CORPORA:
-        if is_folder(out / name):
-            return out / name
-    return None
+    return _first_with_documents(out, CORPORA)
 
 
 def corpus_before(out: Path, output: str) -> Path | None:
     """Return the folder that the stage read which wrote the folder `output` of a run; None if it was removed."""
-    for name in CORPORA[CORPORA.index(output) + 1 :]:
+    return _first_with_documents(out, CORPORA[CORPORA.index(output) + 1 :])
+
+
+def _first_with_documents(out: Path, names: Sequence[str]) -> Path | None:
+    """Return the first of these folders that is there; None if its documents were removed as used up."""
+    for name in names:
         if is_folder(out / name):
-            return out / name
+            stage = next(stage for stage in STAGES if stage.output == name)
+            return None if is_used_up(out, stage) else out / name
     return None
 
 
