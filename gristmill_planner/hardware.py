@@ -96,7 +96,15 @@ DEVICES = {
         Device("h100", 989.4e12, 80 * _GIB, 3.35e12, 450e9, 50e9, "NVIDIA H100 SXM5; 400 Gb/s each", _H100, watts=700),
         Device("h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, "NVIDIA H200 SXM5; 400 Gb/s each", _H100, watts=700),
         Device(
-            "b200", 2.25e15, 180e9, 8e12, 900e9, 50e9, "NVIDIA DGX B200 data sheet; 400 Gb/s each", _B200, watts=1000
+            "b200",
+            2.25e15,
+            180e9,
+            8e12,
+            900e9,
+            50e9,
+            "NVIDIA DGX B200 data sheet, MLPerf v6.0; 400 Gb/s each",
+            _B200,
+            watts=1000,
         ),
         Device("ascend-910", 256e12, 32 * _GIB, 1.2e12, 30e9, 12.5e9, "Huawei Ascend 910, Liao et al. 2019; 100 Gb/s"),
     )
