@@ -12,6 +12,7 @@ from typing import get_type_hints
 
 import msgspec
 
+from gristmill.counts import check_max_failed
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError, require
 from gristmill.io.corpus import ARC, ASKED_FOR, Corpus, join_corpora, scan_corpus, scan_sources
 from gristmill.io.documents import source_of
@@ -51,6 +52,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     config.run_options.check()
     config.run_options.check_scratch(config)
     check_seed(config.seed)
+    check_max_failed(config.max_failed)
     if config.dry_run and (config.explain or config.explain_tasks):
         option = "--explain" if config.explain else "--explain_tasks"
         raise UsageError(f"{option} has no effect with --dry_run, which says what would run again: leave one out")

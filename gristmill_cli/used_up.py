@@ -98,6 +98,8 @@ def find_skipped(config: RunConfig, stages: Sequence[StageSpec], first: int, end
     for position, stage in enumerate(stages[:changed]):
         if position >= first and stage in skippable and stage.name not in needed:
             skipped.add(stage.name)
+            if stage.name in gone:
+                _remove_documents(config, stage)  # what a run left that was killed while it removed them
     return Skipped(skipped, changed)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gristmill.counts import WRITTEN, Counts, check_max_failed
+from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.staleness.ledger import Ledger
 from gristmill.io.files import STATE_DIR
 from gristmill.steps import DocumentStep
@@ -89,8 +89,7 @@ class NormalizeText(StageSpec):
         return settings
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
-        """Raise UsageError if ftfy is asked for and missing, or for a share of failures that is none."""
-        check_max_failed(config.max_failed)
+        """Raise UsageError if ftfy is asked for and missing."""
         if config.normalize.ftfy:
             check_ftfy()
 
