@@ -75,6 +75,7 @@ class DropCapitals(StageSpec):
     """Drop documents in capitals."""
 
     name = "drop_capitals"
+    engine = Stage("drop_capitals", libraries=("pyarrow",))
     output = "calm"
     rewrites = True
     is_in_funnel = True
@@ -85,9 +86,8 @@ class DropCapitals(StageSpec):
     report_section = f"{__name__}:read_shouters"
 
     def call(self, run: RunContext) -> Counts:
-        stage = Stage(self.name, libraries=("pyarrow",))
         table = run.out / self.losses
-        with open_rewriting(stage, run.corpus, self.path(run.config), run.options, "text", "jsonl", [table]) as (
+        with open_rewriting(self.engine, run.corpus, self.path(run.config), run.options, "text", "jsonl", [table]) as (
             stage_run, files, targets,
         ):  # fmt: skip
             done = rewrite_corpus(stage_run, "drop", files, targets, drop_capitals, {}, table=table)
