@@ -16,6 +16,7 @@ from gristmill_cli.stages.odd_files import odd_token_sizes
 from gristmill_cli.stages.spec import RunContext, StageSpec, given_options, reject_options_without_effect
 from gristmill_cli.stages.train_tokenizer import TrainTokenizer
 from preprocessing.encode import STAGE, encode
+from preprocessing.tokenize_chats import STAGE as TOKENIZE_CHATS
 from preprocessing.tokenize_chats import list_chats, tokenize_chats
 from preprocessing.tokenizer.chat_template import TemplateSource
 
@@ -85,6 +86,7 @@ class TokenizeChats(StageSpec):
     """Encode chats by the template of the tokenizer's model, with masks of what the assistant says."""
 
     name = "tokenize_chats"
+    engine = TOKENIZE_CHATS
     output = "tokens/chats"
     section = "chats"
     added_by = "chats.path"
