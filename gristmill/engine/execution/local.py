@@ -152,8 +152,11 @@ class LocalExecutor:
             for position, death in died.items():
                 if not calls[position][1].sets_aside:
                     raise WorkerDied(_describe_death(calls[position][1], *death)) from error
-            if not died:
-                raise WorkerDied(_describe_death(next(iter(calls.values()))[1], how_ended(self._started))) from error
+            if not died:  # another program ended it, or the fork server died: no call is known to have been the last
+                foreign = next(iter(calls.values()))[1].foreign
+                raise WorkerDied(
+                    _describe_death(Call(_run_in_worker, {}, foreign), how_ended(self._started))
+                ) from error
             for position, (_, call) in calls.items():
                 if position in died:
                     yield position, self._run_alone(call, *died[position])
