@@ -72,6 +72,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "max_failed", "2", "--max_failed 2.0: expected a fraction of 0 or more and less than 1"),
     ("", "max_failed", "nan", "expected a fraction of 0 or more and less than 1"),
     ("", "retry_failed", "maybe", "expected"),
+    ("", "remove_used", "maybe", "expected"),
     ("", "keep", "everything", "expected"),
     ("", "keep_list", "{folder}/nowhere", "nowhere"),
     ("", "keep_list", "{folder}/corpus/a/a.jsonl", "a.jsonl, line 1: expected keep KEY or drop KEY"),
