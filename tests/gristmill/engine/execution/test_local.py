@@ -107,7 +107,7 @@ def test_a_fork_server_that_dies_while_it_starts_a_worker_is_a_dead_worker() -> 
         "start_fork_server(['os'])\n"
         "server = forkserver._forkserver._forkserver_pid\n"
         "os.kill(server, signal.SIGSTOP)\n"
-        "threading.Timer(0.3, os.kill, [server, signal.SIGKILL]).start()\n"
+        "threading.Timer(5, os.kill, [server, signal.SIGKILL]).start()\n"
         "try:\n"
         "    with LocalExecutor(2) as executor:\n"
         "        list(executor.run([Call(os.getpid, {})] * 2))\n"
