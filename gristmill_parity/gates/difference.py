@@ -1,5 +1,6 @@
 """Difference: the first step, and the first tensor of a checkpoint, in which two runs of one training differ."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from training.checkpoint.record import read_record
 from training.checkpoint.shard_storage import read_shards, stored_tensors
 from training.sharding.shard_spec import ShardSpec
 
-TOLERANCES = {"fp64": 1e-10, "fp32": 1e-5, "bf16": 2.0**-7, "fp16": 2.0**-10}
-"""Of losses under different layouts, relative: the certificate's limits."""
-_OF_NORMS = 32  # times as much for gradient norms, once weights differ by rounding: measured up to 25 in 100 steps
+AT_EQUAL_WEIGHTS = {"fp64": 1e-10, "fp32": 1e-5, "bf16": 2.0**-7, "fp16": 2.0**-10}
+"""Largest relative difference of the loss and the gradient norm of the first step: the certificate's limits."""
+LATER = {"fp64": 1e-10, "fp32": 1e-4, "bf16": 2.0**-6, "fp16": 2.0**-6}
+"""Of the losses of later steps; gradient norms are not judged then, which differ by up to a third in 16 bits."""
 _OF_A_STEP = ("lr", "loss", "grad_norm", "z_loss", "skipped")
 
 
@@ -46,6 +48,7 @@ class Comparison:
     last_exact: int
     """Until this step both runs were in one layout, so that every number is to be the same."""
     tolerance: float
+    """In place of the limits of the precision; 0: those."""
 
     @classmethod
     def of(cls, first: RecordedRun, second: RecordedRun, last: int, tolerance: float) -> "Comparison":
@@ -56,12 +59,13 @@ class Comparison:
             raise UsageError(f"--steps is {last}, and the first step in common is {begin}; try a higher --steps")
         steps = range(begin, end + 1)
         exact = 0
-        if first.versions.get("torch") == second.versions.get("torch"):
-            for step in range(1, end + 1):
-                if first.setting(step) != second.setting(step):
-                    break
-                exact = step
-        return cls(first, second, steps, exact, tolerance or TOLERANCES[first.precision])
+        same_torch = first.versions.get("torch") == second.versions.get("torch")
+        for step in steps:
+            setting = first.setting(step)
+            if not same_torch or not setting or setting != second.setting(step):
+                break
+            exact = step
+        return cls(first, second, steps, exact, tolerance)
 
     def of_steps(self) -> FirstDifference | None:
         """The first step whose learning rate, loss or gradient norm differs; None if none does."""
@@ -127,18 +131,19 @@ class Comparison:
                 largest = max(largest, relative_difference(one, other))
         return largest
 
-    def _allowed(self, step: int, name: str) -> float:
+    def allowed(self, step: int, name: str) -> float:
         """The largest relative difference that is allowed in a number of a step."""
-        if step <= self.last_exact:
+        if step <= self.last_exact or name in ("lr", "skipped"):
             return 0.0
-        from_equal_weights = step <= max(self.steps[0], self.last_exact + 1)
-        return self.tolerance * (_OF_NORMS if name == "grad_norm" and not from_equal_weights else 1)
+        if step <= max(self.steps[0], self.last_exact + 1):
+            return self.tolerance or AT_EQUAL_WEIGHTS[self.first.precision]
+        return math.inf if name == "grad_norm" else self.tolerance or LATER[self.first.precision]
 
     def _differ(self, step: int, name: str, one: Any, other: Any) -> str:
         """Say how two numbers of a step differ, if they do by more than is allowed; else nothing."""
         if one == other:
             return ""
-        allowed = 0.0 if name in ("lr", "skipped") else self._allowed(step, name)
+        allowed = self.allowed(step, name)
         if one is None or other is None or name == "skipped":
             return f"{one} in the first run and {other} in the second"
         relative = relative_difference(one, other)
