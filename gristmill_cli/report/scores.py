@@ -50,8 +50,7 @@ def read_section(run: DataRun, stage: StageSpec) -> ScoresSection | None:
     except (ValueError, OSError, GristmillError) as error:
         run.faults.append(f"{stage.name} left damaged records ({error}): scores are not shown")
         return None
-    is_drawn = all(sums.bins for by_source in scores.values() for sums in by_source.values())
-    return ScoresSection(scores) if scores and is_drawn else None  # of an earlier release it has no distributions
+    return ScoresSection(scores) if scores else None
 
 
 def _documents_of(run: DataRun, scores: Mapping[str, BySource]) -> Mapping[DocKey, Document]:
