@@ -15,7 +15,8 @@ def _read(config: dict[str, Any]) -> dict[str, Any]:
 
 def _write(model: ModelConfig) -> dict[str, Any]:
     dropouts = dict.fromkeys(_DROPOUTS, model.dropout)
-    return {**dropouts, "activation_function": write_activation(model), "n_inner": model.ffn_width}
+    sizes = {"n_inner": model.ffn_width, "n_ctx": model.context}  # llama.cpp's converter reads n_ctx
+    return {**dropouts, "activation_function": write_activation(model), **sizes}
 
 
 FAMILY = ModelFamily(

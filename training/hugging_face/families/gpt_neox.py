@@ -35,6 +35,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "rope_parameters": {
             "rope_type": "default", "rope_theta": model.rope_base, "partial_rotary_factor": model.rope_fraction,
         },
+        "rotary_pct": model.rope_fraction,  # where llama.cpp's converter and transformers 4 look
         "use_parallel_residual": model.residual == "parallel",
         "hidden_act": write_activation(model),
         "attention_bias": model.qkv_bias,
