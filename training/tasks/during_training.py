@@ -58,16 +58,23 @@ class TaskEvaluation:
         """`data` of the run, whose tokenizer encodes items. Raises UsageError for a task that cannot be scored."""
         self.micro_batch_size = micro_batch_size
         self.items: dict[str, list[Item]] = {}
+        self._ended = time.perf_counter()  # the evaluation before, or the start
         if config.tasks:
             self.items = _read_tasks(config, _encoder(data, mask_documents), data.length)
 
     def evaluate(self, model: ParallelModel) -> dict[str, Any]:
-        """Return the scores by task, and the seconds that they took; {} without tasks. Every rank calls it."""
+        """Return the scores by task, and their `seconds` and share of the time since the evaluation before.
+
+        Returns {} without tasks. Every rank calls it.
+        """
         if not self.items:
             return {}
         started = time.perf_counter()
         scores = {name: asdict(self._score(model, items)) for name, items in self.items.items()}
-        return {**scores, "seconds": time.perf_counter() - started}
+        now = time.perf_counter()
+        share = (now - started) / (now - self._ended)
+        self._ended = now
+        return {**scores, "seconds": now - started, "share": share}
 
     def _score(self, model: ParallelModel, items: Sequence[Item]) -> TaskScore:
         answers = [answer for item in items for answer in item.answers]
@@ -113,6 +120,8 @@ def score_lines(step: int, scores: dict[str, Any]) -> Iterator[str]:
             acc = "" if score["acc"] is None else f"acc {score['acc']:.4f}, "
             bits = f"{score['bits_per_byte']:.4f} bits per byte of the answer"
             yield f"task {name} after step {step}: {acc}{bits} ({count_of(score['items'], 'item')})"
+    if scores:
+        yield f"tasks took {scores['seconds']:.1f} s, {scores['share']:.1%} of the time since the evaluation before"
 
 
 def _padded(rows: Sequence[tuple[list[int], int]], parts: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """`--eval.tasks`: a run's scores are those that lm_eval has of its checkpoint, under any layout."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def scores(out_dir: Path) -> list[dict[str, Any]]:
     found = []
     for record in read_metrics(out_dir / METRICS):
         if record["kind"] == "eval":
-            assert record["tasks"].pop("seconds") > 0
+            assert record["tasks"].pop("seconds") > 0 and 0 < record["tasks"].pop("share") < 1
             found.append(record["tasks"])
     return found
 
@@ -64,6 +65,7 @@ def test_scores_are_those_of_the_checkpoint(
     assert last["mill_answer"]["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     assert last["mill_choice"]["bits_per_byte"] > 1
     said = capsys.readouterr().out
+    assert re.search(r"^tasks took \d+\.\d s, \d+\.\d% of the time since the evaluation before$", said, re.MULTILINE)
     assert "task mill_choice after step 6: acc " in said and " bits per byte of the answer (4 items)" in said
     board = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
     (event,) = [event for event in board.Scalars("eval/tasks/mill_choice/bits_per_byte") if event.step == 6]
