@@ -1,5 +1,6 @@
 """Scripts for clusters on two network namespaces as nodes: a node that is late, is killed and comes back."""
 
+import json
 import os
 import shutil
 import signal
@@ -18,7 +19,6 @@ from benchmarks.kill_training import metric_values, steps_done
 from tests.patience import patience
 from tests.training.conftest import REPOSITORY, small_run, train_with_options
 from tests.training.test_cluster import free_port
-from training.reporting.metrics_file import read_metrics
 
 SCRIPTS = REPOSITORY / "configs/cluster"
 NAMES = ("gm-node0", "gm-node1")
@@ -172,17 +172,71 @@ def test_a_node_that_is_late_is_killed_and_comes_back_changes_no_loss(
     assert ours == pytest.approx(theirs, rel=1e-4) and len(ours) == STEPS
 
 
+class BucketOf:
+    """A store in a process of its own on the first node, which both nodes reach; it is asked from that node, too."""
+
+    def __init__(self, namespaces: Nodes, folder: Path) -> None:
+        self.prefix = namespaces.prefixes[0]
+        self.port = free_port()
+        server = folder / "store.py"
+        server.write_text(
+            "from moto.moto_server.werkzeug_app import create_backend_app as app\n"
+            "from werkzeug.serving import make_server as make\n"
+            f"make('0.0.0.0', {self.port}, app('s3'), threaded=True).serve_forever()\n"
+        )
+        with (folder / "store.log").open("wb") as log:
+            words = [*self.prefix, sys.executable, str(server)]
+            self.process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+        namespaces.started.append(self.process)
+        self.environment = {
+            "AWS_ENDPOINT_URL": f"http://{ADDRESSES[0]}:{self.port}", "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": "tests", "AWS_REGION": "us-east-1", "GRISTMILL_LEASE_SECONDS": "2",
+        }  # fmt: skip
+        deadline = time.monotonic() + patience(60)
+        while not self.makes_bucket():
+            assert time.monotonic() < deadline, (folder / "store.log").read_text()
+
+    def makes_bucket(self) -> bool:
+        """Make the bucket; False where the store does not answer yet."""
+        make = "import sys; from urllib.request import Request, urlopen; urlopen(Request(sys.argv[1], method='PUT'))"
+        words = [*self.prefix, sys.executable, "-c", make, f"http://{ADDRESSES[0]}:{self.port}/bucket"]
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+    def read(self, path: str) -> str:
+        """The text of an object; empty if there is none."""
+        read = "import sys; from pathlib import Path; from gristmill.storage.files import read_file; "
+        read += "sys.stdout.buffer.write(read_file(Path(sys.argv[1])))"
+        words = [*self.prefix, sys.executable, "-c", read, f"s3://bucket/{path}"]
+        environment = {**os.environ, **self.environment, "PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False).stdout
+
+
 @pytest.mark.thorough
-def test_a_run_goes_on_with_another_number_of_nodes(namespaces: Nodes, corpus: Path, tmp_path: Path) -> None:
-    """One node, then two, then one, as the other loses its power."""
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_run_goes_on_with_another_number_of_nodes(
+    namespaces: Nodes, corpus: Path, tmp_path: Path, is_shared: bool
+) -> None:
+    """One node, then two, then one, as the other loses its power; checkpoints in a folder of both, or in a bucket."""
     where = write_config(corpus, tmp_path)
     text = Path(where["CONFIG"]).read_text().replace(f"steps = {STEPS}\n", "steps = 100000\n")
     text = text.replace("[optim]", '[optim]\nschedule = "constant"').replace("every = 10\n", "every = 50\n")
     Path(where["CONFIG"]).write_text(f'precision = "fp64"\n{text}')
     elastic = {"NODES": "1:2", "RESTARTS": "5", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **where}
+    own = [dict(elastic), dict(elastic)]
+    bucket = None
+    if not is_shared:
+        bucket = BucketOf(namespaces, tmp_path)
+        for node in (0, 1):
+            own[node] |= {**bucket.environment, "OUT": "s3://bucket/run", "TMPDIR": str(tmp_path / f"disk{node}")}
+            (tmp_path / f"disk{node}").mkdir()
 
     def lines() -> list[dict[str, Any]]:
-        return list(read_metrics(tmp_path / "run/metrics.jsonl"))
+        if bucket is None:
+            path = tmp_path / "run/metrics.jsonl"
+            content = path.read_text() if path.exists() else ""
+        else:
+            content = bucket.read("run/metrics.jsonl")
+        return [json.loads(line) for line in content.splitlines() if line.endswith("}")]
 
     def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + patience(180)
@@ -190,9 +244,9 @@ def test_a_run_goes_on_with_another_number_of_nodes(namespaces: Nodes, corpus: P
             assert process.poll() is None and time.monotonic() < deadline, namespaces.said(0) + namespaces.said(1)
             time.sleep(0.1)
 
-    first = namespaces.start(0, "torchrun.sh", **elastic)
+    first = namespaces.start(0, "torchrun.sh", **own[0])
     wait_for(lambda: "1 process (" in namespaces.said(0) and bool(lines()), first)
-    second = namespaces.start(1, "torchrun.sh", **elastic)
+    second = namespaces.start(1, "torchrun.sh", **own[1])
     wait_for(lambda: "2 processes (" in namespaces.said(0), first)
     at = len(lines())
     wait_for(lambda: len(lines()) > at + 60, first)
