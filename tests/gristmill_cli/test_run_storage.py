@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -280,3 +281,18 @@ def test_sources_of_a_table_are_read_in_a_bucket_as_on_a_disk(local: Local, stor
         for files in (tree(tmp_path / "out"), store.tree("of_sources"))
     )
     assert found == here and any(name.startswith("normalized/mine/") for name in here)
+
+
+def test_scores_and_spans_are_those_of_a_local_run(store: Store, local: Local, tmp_path: Path) -> None:
+    table = tmp_path / "scores.toml"
+    table.write_text('[scores.words]\nmeasure = "words"\nquantile = 0.3\nof = "all"\n')
+    options = ("--config", str(table), "--spans.min", "24", "--until", "mix")
+    done = run(local.corpus, tmp_path / "out", *OPTIONS, *options, "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    code, printed = Start(store, tmp_path).finish("s3://bucket/scored", *options)
+    assert code == 0, printed
+    found, expected = outputs(store, "scored"), tree(tmp_path / "out")
+    assert found == expected
+    assert {"low_scores.parquet", "spans.spans.parquet"} <= found.keys()
+    counts = [line for line in done.stderr.splitlines() if line.startswith(("remove_spans:", "choose_by_score:"))]
+    assert re.search(r"[1-9]\d* spans cut", " ".join(counts)) and re.search(r"[1-9]\d* low words", " ".join(counts))
