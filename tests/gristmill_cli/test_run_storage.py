@@ -283,16 +283,38 @@ def test_sources_of_a_table_are_read_in_a_bucket_as_on_a_disk(local: Local, stor
     assert found == here and any(name.startswith("normalized/mine/") for name in here)
 
 
-def test_scores_and_spans_are_those_of_a_local_run(store: Store, local: Local, tmp_path: Path) -> None:
-    table = tmp_path / "scores.toml"
-    table.write_text('[scores.words]\nmeasure = "words"\nquantile = 0.3\nof = "all"\n')
-    options = ("--config", str(table), "--spans.min", "24", "--until", "mix")
-    done = run(local.corpus, tmp_path / "out", *OPTIONS, *options, "--workers", "1")
+SCORED = ("--spans.min", "24", "--until", "mix")
+
+
+@pytest.fixture(scope="module")
+def scored(local: Local, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], dict[str, bytes]]:
+    """The options of a run with scores and spans, and what it writes on a disk, with one worker."""
+    folder = tmp_path_factory.mktemp("scored")
+    (folder / "scores.toml").write_text('[scores.words]\nmeasure = "words"\nquantile = 0.3\nof = "all"\n')
+    options = ("--config", str(folder / "scores.toml"), *SCORED)
+    done = run(local.corpus, folder / "out", *OPTIONS, *options, "--workers", "1")
     assert done.returncode == 0, done.stderr
-    code, printed = Start(store, tmp_path).finish("s3://bucket/scored", *options)
-    assert code == 0, printed
-    found, expected = outputs(store, "scored"), tree(tmp_path / "out")
-    assert found == expected
-    assert {"low_scores.parquet", "spans.spans.parquet"} <= found.keys()
     counts = [line for line in done.stderr.splitlines() if line.startswith(("remove_spans:", "choose_by_score:"))]
     assert re.search(r"[1-9]\d* spans cut", " ".join(counts)) and re.search(r"[1-9]\d* low words", " ".join(counts))
+    written = tree(folder / "out")
+    assert {"low_scores.parquet", "spans.spans.parquet"} <= written.keys()
+    return options, written
+
+
+def test_scores_and_spans_in_a_bucket(
+    scored: tuple[tuple[str, ...], dict[str, bytes]], store: Store, tmp_path: Path
+) -> None:
+    options, expected = scored
+    code, printed = Start(store, tmp_path).finish("s3://bucket/scored", *options)
+    assert code == 0, printed
+    assert outputs(store, "scored") == expected
+
+
+def test_scores_and_spans_on_ray(
+    scored: tuple[tuple[str, ...], dict[str, bytes]], local: Local, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    options, expected = scored
+    done = run(local.corpus, tmp_path / "out", *OPTIONS, *options, "--executor", "ray")
+    assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "out") == expected
