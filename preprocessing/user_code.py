@@ -17,6 +17,9 @@ _hashes: dict[str, str] = {}  # of the source of each user module, as it was imp
 def load_function(name: str) -> Callable[..., Any]:
     """Import `module:function` from the current folder or PYTHONPATH. UsageError if that fails."""
     module_name, _, attribute = name.partition(":")
+    if module_name.endswith(".py"):
+        plain = module_name.removesuffix(".py").replace("/", ".")
+        raise UsageError(f"expected a module's name, such as {plain}:{attribute}, got the file {name!r}")
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)) or module_name == "__main__":
         raise UsageError(f"expected module:function, such as my_filters:keep_english, got {name!r}")
     if str(Path.cwd()) not in sys.path:

@@ -383,6 +383,7 @@ def test_a_function_that_fails_on_most_documents_fails_the_stage_at_once(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("own_filters.py:f", "expected a module's name, such as own_filters:f, got the file"),
         ("no_such_module_here:f", "there is no module 'no_such_module_here': expected no_such_module_here.py"),
         ("just_a_name", "expected module:function"),
         ("__main__:f", "expected module:function"),
