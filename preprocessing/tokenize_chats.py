@@ -20,7 +20,7 @@ from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.staleness.outputs import reject_unknown_files
 from gristmill.engine.task import Result, Stage, Task
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile, Document, Reading, paths_of
 from gristmill.io.readers import read_documents
@@ -139,7 +139,11 @@ def tokenize_chats(
         run.step("masks", [Task("masks", write_mask_records, {"records": masks, "masks": written}, (written,))])
         if not encoded.counts.total(READ).documents:
             raise InputError(f"{chats} has no chats; expected records with a list of {messages}")
-        counts = run.finish(encoded.counts)
+        try:
+            counts = run.finish(encoded.counts)
+        except TooManyMalformed as error:
+            advice = "Give --text_column NAME if the text is"
+            raise TooManyMalformed(str(error).replace(advice, "Give --messages NAME if the messages are")) from error
     if not options.quiet:
         _print_notes(reports)
     return counts
@@ -192,7 +196,7 @@ def encode_slices(group: SliceGroup, tokenizer: Path, rule: ChatRule, tokens: Pa
                 chat = template.apply(document.value(rule.column), document.value("tools"))
                 ids, is_target = encode_chat(model, chat.text, chat.spans, rule.end)
                 if not any(is_target):
-                    raise ChatError("no token of the assistant")
+                    raise ChatError("the assistant has no token")
             except ChatError as error:
                 _leave_out(document, str(error), roles, counts, rejects)
                 continue

@@ -42,7 +42,7 @@ class ChatText(NamedTuple):
 
 
 class ChatError(Exception):
-    """A chat that has no text by a template, or no message of the assistant; why."""
+    """A chat that has no text by a template, or in which the assistant says nothing; why."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class ChatTemplate:
     def apply(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> ChatText:
         """Return the text of a chat, with what the assistant says. Raises ChatError."""
         if not any(message.get("role") == ASSISTANT for message in messages):
-            raise ChatError("no message of the assistant")
+            raise ChatError("the assistant has no message")
         if any(mark in str(message) for message in messages for mark in (_BEGIN, _END)):
             raise ChatError("it has characters of private use (U+E0F0, U+E0F1)")
         whole = self._render(messages, False, tools)

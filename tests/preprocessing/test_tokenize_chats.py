@@ -125,14 +125,14 @@ def test_what_is_no_chat_is_left_out_and_counted(tmp_path: Path) -> None:
     with pytest.raises(TooManyMalformed) as error:
         tokenize_chats(path, tmp_path / "out", folder, ONE)
     assert "5 of 11 records are malformed" in str(error.value) and "\n" not in str(error.value)
-    assert "chats.jsonl line 7: no message of the assistant" in str(error.value)
+    assert "chats.jsonl line 7: the assistant has no message" in str(error.value)
     with pytest.raises(InputError, match="is not complete: tokenize_chats"):
         open_shards(tmp_path / "out")
     counts = tokenize_chats(path, tmp_path / "out", folder, RunOptions(workers=1, max_malformed=0.5, quiet=True))
     assert len(read_chats(tmp_path / "out")) == 6 == counts.total("written").documents
     reasons = {reason: counts.total(reason).documents for reason in counts.reasons if reason.startswith("malformed")}
     assert reasons == {
-        "malformed: no message of the assistant": 1,
+        "malformed: the assistant has no message": 1,
         "malformed: the template refuses it: roles must alternate user and assistant": 1,
         "malformed: messages is not a list of messages": 1,
         "malformed: no messages": 1,
@@ -140,6 +140,15 @@ def test_what_is_no_chat_is_left_out_and_counted(tmp_path: Path) -> None:
     }
     (listed,) = (tmp_path / "out").glob("*.malformed")
     assert [json.loads(line)["line"] for line in listed.read_text().splitlines()] == [7, 8, 9, 10, 11]
+
+
+def test_another_field_is_advised_by_its_own_option(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "model")
+    path = write_chats(tmp_path / "chats.jsonl", [{"turns": chat["messages"]} for chat in make_chats(3)])
+    with pytest.raises(TooManyMalformed, match=r"Give --messages NAME if the messages are in another field"):
+        tokenize_chats(path, tmp_path / "out", folder, ONE)
+    counts = tokenize_chats(path, tmp_path / "out", folder, ONE, messages="turns")
+    assert counts.total("written").documents == 3
 
 
 def test_a_source_without_chats_is_refused(tmp_path: Path) -> None:

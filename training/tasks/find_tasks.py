@@ -23,7 +23,8 @@ def find_tasks(tasks: Sequence[str], folder: Path | None) -> tuple["TaskManager"
 
     files = [Path(task) for task in tasks if task.endswith(".yaml")]
     missing = [file for file in files if not file.is_file()]
-    require(not missing, f"{missing[:1]}: there is no such file; expected a task of lm_eval")
+    if missing:
+        raise UsageError(f"{missing[0]}: there is no such file; expected a task of lm_eval")
     folders = [str(path) for path in dict.fromkeys([*([folder] if folder else []), *(f.parent for f in files)])]
     names = [_name_in(Path(task)) if Path(task) in files else task for task in tasks]
     manager = TaskManager(include_path=folders or None, include_defaults=False)

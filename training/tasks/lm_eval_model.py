@@ -152,11 +152,11 @@ class GristmillLM(TemplateLM):
         limit = min(options.pop("max_gen_toks"), self.max_length // 2)
         options["temperature"] = options.get("temperature", 1.0) if options.pop("do_sample") else 0.0
         unknown = [name for name in options if name not in _SAMPLING]
-        require(
-            not unknown,
-            f"a task asks for {unknown[:1]}, which is not known here; expected {', '.join(_SAMPLING)}, until and "
-            "max_gen_toks: change its generation_kwargs",
-        )
+        if unknown:
+            raise UsageError(
+                f"a task asks for {unknown[0]}, which is not known here; expected {', '.join(_SAMPLING)}, until and "
+                "max_gen_toks: change its generation_kwargs"
+            )
         model = self.model
         generator = TextGenerator(model.cache, SamplingOptions(**options), model.ends, model.hidden, model.agree)
         room = self.max_length - limit
