@@ -18,7 +18,8 @@ from training.parallel.pipeline.pipeline_stages import PassOn, global_name
 from training.plugin import Plugin
 from training.sharding.placement import Placement as Row
 
-STEPS = 3
+STEPS = 2
+"""The second is the first with updated weights."""
 _ZERO = ("shard", "expert_shard")
 _DIVIDED_INSIDE = ("attention.o", "mlp.down", "mlp.shared.down")
 """Modules whose inputs tensor parallelism divides, by features."""
@@ -96,7 +97,8 @@ class Places:
         kinds[MICRO_BATCH] = Shard(0)
         kinds["cp"] = Shard(1, "zigzag" if layout.context == "ring" else "chunks")
         self.tokens = kinds
-        self.is_known = not experiment_of(layout).tp_axes  # a grid's modules have blocks that differ by module
+        self.is_grid = bool(experiment_of(layout).tp_axes)
+        self.is_cube = experiment_of(layout).vocabulary_axis == "row"
 
     def rename(self, name: str) -> str:
         """Return a parameter's name in the unsplit model."""
@@ -131,6 +133,8 @@ class Places:
         spec = inner.piece(shape, self.model.axes)
         if tuple(tensor.shape) != tuple(spec.size):
             return None
+        if kind == "own gradient" and "tied" in row.replicated and self.model.axes["tied"].size == 1:
+            return None  # both ends are on this rank, with a term each, as on two ranks
         terms = frozenset(row.gradient_sum) if kind == "own gradient" else frozenset[str]()
         kinds = _kinds(inner, terms)
         for axis in _ZERO:
@@ -138,11 +142,22 @@ class Places:
                 kinds[axis] = Partial() if axis in terms else Replicate()
         return Box(spec.offset, shape, kinds)
 
+    def _on_grid(self, name: str, kind: str, tensor: Tensor) -> Place:
+        """Of a grid of ranks: between any two modules rows have sequences, and columns have features."""
+        if name == MODEL:
+            return {**self.tokens, "column": Replicate()} if kind == "input" and self.model.layout.pp == 1 else None
+        is_loss = name == "head" and kind.startswith("output")
+        if is_loss or not _is_known(name) or tensor.ndim != 3:
+            return None
+        return {**self.tokens, "column": Shard(2)}
+
     def _of_activation(self, name: str, kind: str, tensor: Tensor) -> Place:
         layout = self.model.layout
-        if not self.is_known:
-            return None
-        leaf = name.split(".", 2)[2] if name.startswith("blocks.") and name.count(".") >= 2 else name
+        if self.is_cube:
+            return None  # its axes are exchanged from module to module
+        if self.is_grid:
+            return self._on_grid(name, kind, tensor)
+        leaf = _leaf(name)
         of_head = name == "head"
         if of_head and kind in ("output", "output gradient"):
             if kind == "output":
@@ -155,9 +170,7 @@ class Places:
             of_batch: Kind = Partial() if kind.endswith("gradient") else Replicate()
             tp: Kind = Shard(0) if layout.sequence_parallel else Replicate()
             return {"dp": of_batch, MICRO_BATCH: of_batch, "cp": replace(self.tokens["cp"], dim=0), "tp": tp}
-        is_block = name.startswith("blocks.") and name.count(".") == 1
-        known = is_block or leaf in _OUTSIDE or leaf in _INSIDE
-        if not known or tensor.ndim != 3:
+        if not _is_known(name) or tensor.ndim != 3:
             return None
         of_input = kind.startswith("input")
         if leaf in _DIVIDED_INSIDE and of_input:
@@ -167,6 +180,11 @@ class Places:
         if leaf == "mlp.shared.down" or leaf == "mlp.shared":
             return {**self.tokens, "tp": Replicate() if kind.endswith("gradient") else Partial()}
         return {**self.tokens, "tp": Shard(1) if layout.sequence_parallel else Replicate()}
+
+
+def _leaf(name: str) -> str:
+    """Return a module's name within its block."""
+    return name.split(".", 2)[2] if name.startswith("blocks.") and name.count(".") >= 2 else name
 
 
 _OUTSIDE = (
@@ -184,3 +202,9 @@ def _kinds(row: Row, terms: frozenset[str]) -> dict[str, Kind]:
     for axis in row.replicated:
         kinds[axis] = Partial() if axis in terms else Replicate()
     return kinds
+
+
+def _is_known(name: str) -> bool:
+    """True of modules whose activations have places: of blocks, and of their modules that are named above."""
+    is_block = name.startswith("blocks.") and name.count(".") == 1
+    return is_block or _leaf(name) in _OUTSIDE or _leaf(name) in _INSIDE

@@ -14,6 +14,7 @@ from gristmill_planner.pipeline_simulator import PassCosts, pipeline_layout, sim
 from scripts.draw_compression import draw_compression
 from scripts.draw_grids import draw_crossings, draw_cube, draw_grid, draw_layers
 from scripts.draw_local_steps import draw_local_steps
+from scripts.draw_recording import draw_first_wrong, draw_recording
 from scripts.draw_server import draw_server
 from scripts.draw_whole import draw_whole
 from scripts.drawing import DATA, LINE, MODEL, NOTE, RANKS, UPDATE, arrow, box_with, new_figure
@@ -227,6 +228,8 @@ DRAWN: dict[str, Callable[[], Figure]] = {
     "context": draw_context,
     "compression": draw_compression,
     "server": draw_server,
+    "recording": draw_recording,
+    "first_wrong": draw_first_wrong,
     "pipeline": draw_pipeline,
     "crossings": draw_crossings,
 }

@@ -32,6 +32,7 @@ def find_pattern(evidence: Evidence) -> Pattern:
         _transposed,
         _shifted,
         _exchanged,
+        _mixed,
     ):
         pattern = find(evidence)
         if pattern is not None:
@@ -150,19 +151,19 @@ def _factor(evidence: Evidence, only_round: bool = True) -> Pattern | None:
     ratio = _ratio(evidence.values, evidence.expected)
     if abs(ratio - 1) < 1e-9 or not evidence.explains(ratio * evidence.expected):
         return None
-    pattern = _describe_factor(evidence, ratio, "")
+    pattern, is_round = _describe_factor(evidence, ratio, "")
     is_number = evidence.expected.size < 2  # one number is a multiple of any other
-    is_round = pattern.factor != ratio and abs(ratio / pattern.factor - 1) < 1e-3
     if is_number:
-        return pattern if is_round else None
-    return pattern if pattern.factor != ratio or not only_round else None
+        return pattern if is_round and abs(ratio / pattern.factor - 1) < 1e-3 else None
+    return pattern if is_round or not only_round else None
 
 
 def _any_factor(evidence: Evidence) -> Pattern | None:
     return _factor(evidence, only_round=False)
 
 
-def _describe_factor(evidence: Evidence, ratio: float, where: str) -> Pattern:
+def _describe_factor(evidence: Evidence, ratio: float, where: str) -> tuple[Pattern, bool]:
+    """Return the pattern of a factor, and whether it is a number of ranks, or one over it."""
     sizes = {axis: size for axis, size in evidence.sizes.items() if size > 1}
     micro_batches = 1 + max(held.entry.call for copy in evidence.copies for held in copy.held)
     recorded = 1 + max(held.entry.call for pieces in evidence.recording.tensors.values() for held in pieces)
@@ -177,12 +178,13 @@ def _describe_factor(evidence: Evidence, ratio: float, where: str) -> Pattern:
             (1 / count, f"it is averaged over {named} where it is to be summed, or averaged twice"),
         ):
             if axes and abs(ratio / value - 1) < tolerance:
-                return Pattern("factor", f"It is {_spell(value)} times what is right{where}: {reason}.", axes, value)
+                sentence = f"It is {_spell(value)} times what is right{where}: {reason}."
+                return Pattern("factor", sentence, axes, value), True
     sentence = (
         f"It is {ratio:.6g} times what is right{where}: a scale, of the loss or of a mean, is applied once too often, "
         "or not at all."
     )
-    return Pattern("factor", sentence, tuple(ordered[:1]), ratio)
+    return Pattern("factor", sentence, tuple(ordered[:1]), ratio), False
 
 
 def _spell(value: float) -> str:
@@ -264,7 +266,8 @@ def _box_factor(evidence: Evidence) -> Pattern | None:
     ratio = _ratio(evidence.worst.values(), expected)
     if abs(ratio - 1) < 1e-6 or not evidence.box_explains(ratio * expected, evidence.worst):
         return None
-    return _describe_factor(evidence, ratio, f" on rank {evidence.worst.rank}")
+    pattern, _ = _describe_factor(evidence, ratio, f" on rank {evidence.worst.rank}")
+    return pattern
 
 
 def _transposed(evidence: Evidence) -> Pattern | None:
@@ -361,6 +364,29 @@ def _exchanged(evidence: Evidence) -> Pattern | None:
             )
             return Pattern("shifted", sentence, tuple(evidence.shards))
     return None
+
+
+def _mixed(evidence: Evidence) -> Pattern | None:
+    """A piece that is the sum of all ranks' pieces, which are different parts of the tensor."""
+    for axis in evidence.shards:
+        own = [copy for copy in evidence.copies if copy.coordinates == evidence.worst.coordinates]
+        rest = _without(evidence.worst, axis)
+        line = {coordinate(copy.held[0], axis): copy for copy in own if _without(copy, axis) == rest}
+        boxes = [take(evidence.expected, copy.index) for copy in line.values()]
+        if len(boxes) < 2 or len({box.shape for box in boxes}) > 1:
+            continue
+        if evidence.box_explains(np.sum(boxes, axis=0), evidence.worst):
+            sentence = (
+                f"Each rank along {axis} has the sum of all ranks' pieces: these are different parts of the tensor, "
+                f"and were summed over {axis} as if they were terms."
+            )
+            return Pattern("mixed", sentence, (axis,))
+    return None
+
+
+def _without(copy: Copy, axis: str) -> list[tuple[str, int]]:
+    """Return where a copy's rank is along the axes that divide the tensor, but for one."""
+    return [(name, coordinate(copy.held[0], name)) for name in copy.held[0].entry.piece.shards if name != axis]
 
 
 def _copies_differ(evidence: Evidence) -> Pattern | None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Replicate as Copies
 
 Runs = tuple[tuple[int, int, int], ...]
 """Indices along a dimension, in order: (start, stop, step) each."""
@@ -171,7 +172,12 @@ def _selected(
 
 def box_of_dtensor(tensor: DTensor) -> Box:
     """Return the box of this rank's part of a DTensor, and what the axes of its mesh do, by their names."""
-    (chunk,) = tensor.__create_chunk_list__()  # what torch's own checkpoints ask, also of rows that are strided
+    settled = [Copies() if placed.is_partial() else placed for placed in tensor.placements]
+    own = DTensor.from_local(
+        tensor.to_local().detach(), tensor.device_mesh, settled, run_check=False, shape=tensor.shape,
+        stride=tensor.stride(),
+    )  # fmt: skip
+    (chunk,) = own.__create_chunk_list__()  # what torch's own checkpoints ask, also of rows that are strided
     kinds: dict[str, Kind] = {}
     for name, placed in zip(names_of_mesh(tensor.device_mesh), tensor.placements, strict=True):
         if placed.is_partial():

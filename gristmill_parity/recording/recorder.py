@@ -312,6 +312,7 @@ class Recorder:
     @torch.no_grad()
     def _write(self, step: int, name: str, kind: str, tensor: Tensor, call: int = 0, again: bool = False) -> None:
         of_batch = kind in ACTIVATIONS or kind == "own gradient"
+        call = min(call, self.micro_batches - 1) if again else call
         if call >= self.micro_batches and of_batch:
             kind = f"{kind} (call {call + 1})"
             call = 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal[
-    "none", "not summed", "factor", "missing term", "zero", "shifted", "other order", "transposed", "stale",
+    "none", "not summed", "mixed", "factor", "missing term", "zero", "shifted", "other order", "transposed", "stale",
     "computed again", "copies differ", "noise", "other",
 ]  # fmt: skip
 

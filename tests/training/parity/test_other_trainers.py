@@ -1,0 +1,79 @@
+"""Recordings locate faults in trainers that others wrote, two of them reported in public; right runs differ nowhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gristmill_parity.recording import compare, reference_runs
+from tests.training.parity import other_trainers
+from training.distributed.rank_pool import RankPool
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_megatron_s_norm_that_is_not_marked_is_not_summed(rank_pool: RankPool, tmp_path: Path) -> None:
+    """NVIDIA/Megatron-LM #599 and #1446: with sequence parallelism ranks have other tokens."""
+    pytest.importorskip("megatron.core")
+    for run in reference_runs(tmp_path / "reference", "fp64", 2):
+        rank_pool.run(1, other_trainers.megatron, run.folder, run.perturb)
+    rank_pool.run(2, other_trainers.megatron, tmp_path / "right")
+    assert compare(tmp_path / "reference", tmp_path / "right").is_clean
+    rank_pool.run(2, other_trainers.megatron, tmp_path / "wrong", None, "norm not marked")
+    verdict = compare(tmp_path / "reference", tmp_path / "wrong")
+    assert verdict.tensor == "norm.weight gradient"
+    assert (verdict.pattern.kind, verdict.pattern.axes) == ("not summed", ("tp",))
+
+
+def test_tokens_that_the_trainer_of_transformers_averages_per_rank(rank_pool: RankPool, tmp_path: Path) -> None:
+    """huggingface/transformers #34242."""
+    pytest.importorskip("accelerate")
+    for run in reference_runs(tmp_path / "reference", "fp64", 2):
+        rank_pool.run(1, other_trainers.hugging_face, run.folder, run.perturb)
+    rank_pool.run(2, other_trainers.hugging_face, tmp_path / "right")
+    assert compare(tmp_path / "reference", tmp_path / "right").is_clean
+    rank_pool.run(2, other_trainers.hugging_face, tmp_path / "wrong", None, "tokens averaged per rank")
+    verdict = compare(tmp_path / "reference", tmp_path / "wrong")
+    assert verdict.tensor == "lm_head output gradient"
+    assert verdict.pattern.kind == "factor" and "times what is right on rank" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "kind", "axis"),
+    [
+        ("", "", "none", ""),
+        ("output not reduced", "model.layers.0.mlp", "not summed", "tp"),
+        ("gradients not averaged", "", "factor", "dp"),
+    ],
+    ids=["right", "output", "gradients"],
+)
+def test_fsdp_and_tensor_parallelism_of_torch(
+    rank_pool: RankPool, tmp_path: Path, fault: str, name: str, kind: str, axis: str
+) -> None:
+    pytest.importorskip("transformers")
+    for run in reference_runs(tmp_path / "reference", "fp64", 2):
+        rank_pool.run(1, other_trainers.llama_reference, run.folder, run.perturb)
+    rank_pool.run(4, other_trainers.fsdp_with_tp, tmp_path / "run", fault)
+    verdict = compare(tmp_path / "reference", tmp_path / "run")
+    assert verdict.pattern.kind == kind, str(verdict)
+    assert verdict.name.startswith(name) and axis in ("", *verdict.pattern.axes[:1])
+
+
+def test_the_guide_s_example_says_what_the_guide_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/guides/find-a-wrong-gradient.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    (tmp_path / "find.py").write_text(code)
+    reference = [sys.executable, "find.py", "recordings"]
+    subprocess.run(reference, cwd=tmp_path, check=True, env=_environment())
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "find.py", "recordings"]
+    done = subprocess.run(launcher, cwd=tmp_path, check=True, env=_environment(), capture_output=True, text=True)
+    shown = re.findall(r"```text\n(.*?)```", page, re.DOTALL)[0]
+    lines = shown.strip().splitlines()
+    assert lines[0].partition(":")[0] in done.stdout and lines[2] in done.stdout
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
