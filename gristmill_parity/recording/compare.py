@@ -61,6 +61,20 @@ class Reference:
             rows = np.maximum(rows, off)
         return largest, rows
 
+    def uncertain(self, key: Key) -> Array | None:
+        """Return where a weight's gradient is smaller than what rounding changes of it: Adam's update has any sign."""
+        steps = {"weight": key.step, "used weight": key.step - 1}
+        gradient = Key(steps.get(key.kind, 0), key.name, "gradient")
+        if gradient not in self.base.tensors:
+            return None
+        base = self.tensor(gradient)
+        others = [_assembled(each, gradient) for each in self.perturbed if gradient in each.tensors]
+        if base is None or not others:
+            return None
+        off = np.max([np.abs(other - base) for other in others if other is not None], axis=0)
+        uncertain: Array = np.abs(base) < 2 * FACTOR * off
+        return uncertain
+
 
 def _assembled(recording: Recording, key: Key) -> Array | None:
     pieces = recording.tensors.get(key)
@@ -141,6 +155,7 @@ def _measure(right: Reference, wrong: Recording, key: Key) -> _Measured | None:
     expected = right.tensor(key)
     assert expected is not None
     spread, of_rows = right.spread_rows(key, expected)
+    uncertain = right.uncertain(key)
     norm = float(np.linalg.norm(expected))
     tolerance = FACTOR * spread + ROUNDING * epsilon * norm
     norms = np.linalg.norm(_rows(expected), axis=1)
@@ -151,6 +166,8 @@ def _measure(right: Reference, wrong: Recording, key: Key) -> _Measured | None:
         shares = list[tuple[float, Copy]]()
         for copy in view:
             off = copy.values() - take(expected, copy.index)
+            if uncertain is not None:
+                off = np.where(take(uncertain, copy.index), 0.0, off)
             total += float(np.sum(np.square(off)))
             box = np.zeros(expected.shape) if expected.ndim else np.zeros(())
             put(box, copy.index, off)

@@ -194,9 +194,18 @@ def _spell(value: float) -> str:
 def _ordered_axes(evidence: Evidence, sizes: dict[str, int]) -> list[str]:
     """Return the axes of several ranks, those first along which gradients of this tensor are terms."""
     terms = [axis for held in _own_terms(evidence)[:1] for axis in held.entry.piece.partial]
-    known = [*terms, *evidence.partial, *evidence.replicated, *evidence.shards]
+    known = [*terms, *evidence.partial, *_batch_axes(evidence), *evidence.replicated, *evidence.shards]
     order = list(dict.fromkeys([*known, *sizes]))
     return [axis for axis in order if axis in sizes]
+
+
+def _batch_axes(evidence: Evidence) -> list[str]:
+    """Return the axes whose ranks have other sequences."""
+    axes = dict[str, None]()
+    for key, pieces in evidence.recording.tensors.items():
+        if key.kind == "output":
+            axes |= dict.fromkeys(axis for axis, dim in pieces[0].entry.piece.shards.items() if dim == 0)
+    return list(axes)
 
 
 def _own_terms(evidence: Evidence) -> list[Held]:

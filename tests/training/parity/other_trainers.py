@@ -65,7 +65,9 @@ LLAMA_NAMES = ("model.embed_tokens*", "model.layers*", "model.norm*", "lm_head*"
 def llama_place(name: str, kind: str, tensor: Tensor) -> Place:
     """Where plain tensors lie: replicas have other sequences; what tensor parallelism divides is a DTensor."""
     if kind.startswith(("input", "output")):
-        if tensor.ndim != 3:
+        # in one process modules share this input, which then has the gradients of all of them
+        is_shared = kind == "input gradient" and name.endswith(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
+        if tensor.ndim != 3 or is_shared:
             return None
         return {"dp": Shard(0), "tp": Shard(2) if name.endswith("act_fn") else Replicate()}
     return {"dp": Replicate(), "tp": Replicate()}
