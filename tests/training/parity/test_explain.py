@@ -20,9 +20,13 @@ from training.experimental.parallel_config import ParallelConfig
 
 TP = case("llama", tp=2)
 KNOWN_WRONG = (
-    "ends_not_summed", "wrong_root", "not_transposed", "transposed_blocks", "local_statistics", "axes_not_exchanged",
-    "targets_of_other_sequences", "no_sum_over_the_layers_of_a_cube", "every_column_drops_as_the_first",
-    "heads_in_another_order", "losses_counted_by_every_rank", "counts_of_one_rank",
+    "axes_not_exchanged", "ends_not_summed", "local_statistics", "no_sum_over_the_layers_of_a_cube",
+    "targets_of_other_sequences", "wrong_root",
+)  # fmt: skip
+KNOWN_WRONG_IN_16_BITS = (
+    "bias_in_the_weights", "counts_of_one_rank", "losses_counted_by_every_rank", "losses_left_out",
+    "losses_scaled_by_micro_batches", "not_summed", "updates_not_published", "updates_used_before_they_arrive",
+    "weights_not_normalised",
 )  # fmt: skip
 
 
@@ -60,7 +64,7 @@ def test_a_planted_fault_is_located(explainer: Explainer, planted: Planted, prec
     """Those that are not are in docs/reference/located-faults.md, and known here."""
     explainer.job = partial(record_with_fault, planted.fault)
     verdict = explainer.verdict(planted.in_precision(precision).case)
-    is_hidden = planted.hidden_in_16_bits and precision == "bf16"
+    is_hidden = precision == "bf16" and (planted.hidden_in_16_bits or planted.key in KNOWN_WRONG_IN_16_BITS)
     mistakes = planted.mistakes(verdict)
     if mistakes and (is_hidden or planted.key in KNOWN_WRONG):
         pytest.xfail(f"{', '.join(mistakes)}: {verdict}")
