@@ -5,9 +5,11 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -15,6 +17,7 @@ from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
 from gristmill.console import wide_console
 from gristmill.counts import Counts
+from gristmill.engine.execution.context import open_execution_context
 from gristmill.engine.execution.staging import local_copies
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.errors import DamagedFile, InputError, TooManyMalformed, UsageError, require
@@ -95,9 +98,11 @@ def estimate(config: EstimateConfig) -> Estimate:
         extent = _write_samples(corpus, config, size, folder)
         sample_of = {name: _sample_config(config, folder / name, folder / f"{name}-out") for name in ("small", "large")}
         check_config(sample_of["small"])
-        _run(replace(sample_of["small"], out=folder / "warm-out"))  # loads and compiles what runs use
-        small = _run(sample_of["small"])
-        large = _run(sample_of["large"])
+        with open_execution_context(config.run_options, folder / "estimate.lock") as place:
+            options = replace(config.run_options, of_run=place)  # functions of the user have one worker for all runs
+            _run(replace(sample_of["small"], out=folder / "warm-out"), options)  # loads and compiles what runs use
+            small = _run(sample_of["small"], options)
+            large = _run(sample_of["large"], options)
     text = large[0].counts.total("read").bytes
     sampled = Extent(large[0].counts.total("read").documents, text, 0, 1)
     removed = sum(run.counts.total(DUPLICATE).documents for run in large if run.stage.is_in_funnel)
@@ -236,20 +241,45 @@ class _StageRun:
     kept: int
 
 
-def _run(config: EstimateConfig) -> list[_StageRun]:
+def _run(config: EstimateConfig, options: RunOptions) -> list[_StageRun]:
     runs = list[_StageRun]()
     for stage in plan_stages(config):
         disk = _disk_bytes(config.out)
-        before = psutil.Process().io_counters()
-        cpu = processor_seconds()
-        counts = stage.call(context_of(config, stage))
-        cpu = processor_seconds() - cpu
-        after = psutil.Process().io_counters()
+        before = _used()
+        counts = stage.call(context_of(config, stage, options))
+        after = _used()
         stage.reject_empty(config, counts)
-        read = after.read_chars - before.read_chars
-        written = after.write_chars - before.write_chars
-        runs.append(_StageRun(stage, counts, cpu, read, written, _disk_bytes(config.out) - disk))
+        kept = _disk_bytes(config.out) - disk
+        runs.append(
+            _StageRun(
+                stage, counts, after.cpu - before.cpu, after.read - before.read, after.written - before.written, kept
+            )
+        )
     return runs
+
+
+class _Used(NamedTuple):
+    """CPU seconds, and bytes through the operating system."""
+
+    cpu: float
+    read: int
+    written: int
+
+
+def _used() -> _Used:
+    """Return what this process has used so far, with the worker that runs functions of the user, if there is one."""
+    own = psutil.Process()
+    cpu = processor_seconds()
+    read = own.io_counters().read_chars
+    written = own.io_counters().write_chars
+    for process in own.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            counters = process.io_counters()
+            cpu += times.user + times.system
+            read += counters.read_chars
+            written += counters.write_chars
+    return _Used(cpu, read, written)
 
 
 def _disk_bytes(folder: Path) -> int:

@@ -27,7 +27,7 @@ from gristmill.storage.stores import store_of
 from gristmill_cli.alarms import check_strict, find_alarms
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config, check_output, options_as_typed
-from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run_config import RunConfig, recorded_options
 from gristmill_cli.run_records import (
     changed_settings,
     choose_stages,
@@ -84,6 +84,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     stages = plan_stages(config)
     first, end = choose_stages(config, stages)
     check_output(config)  # another process may have written there since
+    _note_list_left_out(config)
     _record_config(config)
     note_versions(config, stages[first:end])
     if config.explain or config.explain_tasks:
@@ -207,6 +208,18 @@ def _work_of(config: RunConfig) -> str:
     """Return all options of a run that change bytes, as JSON."""
     options = _options_of(config) | {"corpus": str(resolved(config.corpus)), "out": str(resolved(config.out))}
     return msgspec.json.encode({name: value for name, value in options.items() if name not in OWN_OPTIONS}).decode()
+
+
+def _note_list_left_out(config: RunConfig) -> None:
+    """Warn of documents that a list of the last run kept or dropped, and this run has no list."""
+    earlier = recorded_options(config.out).get("keep_list")
+    if earlier and config.keep_list is None:
+        print(
+            f"warning: the last run here had --keep_list {earlier}, and this one has none: documents that it took down "
+            f"are in the mix again. Give it again, or write keep_list = {str(earlier)!r} in the file of the run",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _record_config(config: RunConfig) -> None:

@@ -29,6 +29,7 @@ from gristmill.io.writers import Rejects
 from gristmill.steps import FORM_CHARACTERS
 from gristmill.storage.files import is_file
 from gristmill.wording import count_of
+from gristmill_cli.documents.document_scores import read_scores
 from gristmill_cli.documents.duplicates import DUPLICATES
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig, is_data_run, load_options, read_options
@@ -243,10 +244,16 @@ class Tracer:
             is_short = self.is_short(fact)
             length = f"{fact[FORM_CHARACTERS]:,} characters without punctuation"
             yield Fate("filter", f"short: {length}" if is_short else length)
+        scores = [f"{name} {of_score[key]:.4g}" for name, of_score in read_scores(self.config, [key]).items()]
+        if load_record(self.out, "choose_by_score") and scores:
+            yield Fate("choose_by_score", ", ".join(scores))
+        kept = None
         if load_record(self.out, "generate_duplicates_dict") and fact:
-            yield Fate("generate_duplicates_dict", self._similarity(key))
+            kept, outcome = self._similarity(key)
+            yield Fate("generate_duplicates_dict", outcome)
         row = self._decision(key)
         if row:
+            yield Fate("--keep_list", _describe_takedown(key, kept))
             yield Fate(DecideMix.name, _describe_decision(row))
         if row and row["copies"] and is_file(self.out / "tokens" / "order.json"):
             places = self._token_order().places_of(key)
@@ -271,7 +278,8 @@ class Tracer:
                 return rows[0] if rows else None
         return None
 
-    def _similarity(self, key: DocKey) -> str:
+    def _similarity(self, key: DocKey) -> tuple[DocKey | None, str]:
+        """Return the document that is kept in place of this one, if there is one, and what the comparison found."""
         with local_copies([self.out / DUPLICATES]) as (copy,):
             removed = _select(copy, None, _columns_of(key))
             others = _select(copy, ["file", "row"], {"kept_file": key.file, "kept_row": key.row})
@@ -280,8 +288,8 @@ class Tracer:
             kept = DocKey(pair["kept_file"], pair["kept_row"])
             similarity = pair["similarity"]
             measured = "" if similarity is None else f", similarity {similarity:.3g}"
-            return f"duplicate of {kept}{measured}"
-        return f"kept in place of {count_of(len(others), 'other')}" if others else "no duplicate"
+            return kept, f"duplicate of {kept}{measured}"
+        return None, f"kept in place of {count_of(len(others), 'other')}" if others else "no duplicate"
 
     def _decision(self, key: DocKey) -> dict[str, Any] | None:
         folder = DecideMix().path(self.config)
@@ -380,6 +388,13 @@ class _Search(Rejects):
             self.malformed.append(DocKey(self._file, self._row))
 
 
+def _describe_takedown(key: DocKey, kept: DocKey | None) -> str:
+    """Return the line of a list that takes a document down, and the one that is kept in its place."""
+    if kept is None:
+        return f"the line `drop {key}` takes it down"
+    return f"the line `drop {key}` takes it down; one much like it stays until `drop {kept}`"
+
+
 def _to_record(row: dict[str, Any]) -> RawRecord:
     raw = DocKey(row["raw_file"], row["raw_row"])
     if row["row"] is not None:
@@ -406,7 +421,8 @@ def _describe_decision(row: dict[str, Any]) -> str:
     if copies == HELD_OUT_COPY:
         return "held out"
     if not copies:
-        return f"left out: {row['reason']}"
+        reason = str(row["reason"])
+        return reason if reason.startswith("left out") else f"left out: {reason}"
     return "in the train set" if copies == 1 else f"in the train set {copies} times"
 
 

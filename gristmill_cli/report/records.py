@@ -62,7 +62,7 @@ class SampledRemoval:
 
     hash: int
     key: DocKey
-    value: float
+    value: float | None
 
 
 class StageSection(Protocol):

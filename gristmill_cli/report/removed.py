@@ -56,7 +56,8 @@ def show_rules(run: DataRun) -> Markup:
         texts = list[Markup]()
         for sample in samples:
             text = excerpt(text_among(sample.key, documents))
-            texts.append(quotation(label_among(sample.key, documents), text, f", {sample.value:.4g}"))
+            value = "" if sample.value is None else f", {sample.value:.4g}"
+            texts.append(quotation(label_among(sample.key, documents), text, value))
         parts.append(fold(f"{rule}: {count_of(judged.total(rule).documents, 'document')}", join(texts)))
     note = paragraph("For each rule a few documents and the measured value, sampled by a hash of their keys.", "soft")
     return section("Documents that rules removed", _show_details(run), note, *parts)

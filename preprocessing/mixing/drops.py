@@ -195,7 +195,8 @@ def read_keep_list(path: Path) -> tuple[KeySet, KeySet]:
             word = ""
         if word not in rows_of:
             raise UsageError(
-                f"{path}, line {number}: expected keep KEY or drop KEY, such as keep web/a.jsonl@3, got {line!r}"
+                f"{path}, line {number}: expected keep KEY or drop KEY, such as keep web/a.jsonl@3, got {line!r}; "
+                "`gristmill trace OUT ID` shows the line for a document"
             )
         other = rows_of["drop" if word == "keep" else "keep"]
         if key.row in other.get(key.file, ()):

@@ -69,6 +69,15 @@ def test_functions_of_the_page_remove_count_and_note(folder: Path) -> None:
     assert "keep my_rules:keep" in " ".join(shown.stdout.split()), shown.stdout
 
 
+def test_the_report_shows_what_a_function_removed(folder: Path) -> None:
+    """`keep` says no value, `score` does."""
+    (line,) = commands(PAGE)
+    done = run_in(folder, "bash", "-c", f"{line.strip()} --filter.threshold 10 && gristmill report out")
+    assert done.returncode == 0, done.stderr
+    page = (folder / "out/report.html").read_text()
+    assert SHORT in page and SIGNS in page and "too few words: 1 document" in page
+
+
 def test_a_changed_function_runs_again(folder: Path) -> None:
     config = load_config(RunConfig, ["--config", "pipeline.toml", "--until", "filter", "--filter.threshold", "10"])
     run(config)

@@ -12,6 +12,7 @@ from gristmill.io.corpus import list_corpus
 from gristmill_cli.estimate import EstimateConfig, _grown, documents_of, estimate, main
 from gristmill_cli.run_config import Decontaminate, Tokenizer
 from gristmill_cli.stages.pipeline import find_stage
+from preprocessing.steps.user_function import StepOptions
 from tests.gristmill_cli.corpus import make_corpus
 from tests.object_store import object_store
 from tests.tokenizers_of_models import content_of
@@ -70,6 +71,19 @@ def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["total"]["requests"] > 0
     assert "--workers do not change an estimate: they only say where a run works" in printed.err
+
+
+def test_what_functions_of_the_user_read_is_counted(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run in a process of their own."""
+    (tmp_path / "rules_of_estimate.py").write_text("def keep(texts):\n    return [True] * len(texts)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = EstimateConfig(corpus, sample="300kB", tokenizer=Tokenizer(vocab_size=420), until="normalize_text")
+    (plain,) = estimate(config).stages
+    (with_function,) = estimate(replace(config, steps=(StepOptions(keep="rules_of_estimate:keep"),))).stages
+    assert with_function.read_bytes >= 0.9 * plain.read_bytes
+    assert with_function.written_bytes >= 0.9 * plain.written_bytes
 
 
 def test_a_file_of_the_tokenizer_is_stored_once_whatever_the_corpus(corpus: Path, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -144,6 +146,25 @@ def test_an_id_a_place_and_a_key_of_a_report_lead_to_the_raw_record(config: RunC
     assert clean.key == DocKey("own/a.jsonl", 18)
     titles = [title for title, _ in tracer.find(str(clean.key))]
     assert titles == ["own/a.jsonl@18", "own/a.jsonl@21"]  # as a raw key, and as a key of what was mixed
+
+
+def test_the_line_for_a_list_takes_the_document_down(config: RunConfig, tmp_path: Path, capsys) -> None:
+    """Not the one that has this key in the raw corpus; and a run without the list says that it is back."""
+    out = tmp_path / "out"
+    shutil.copytree(config.out, out)
+    ((title, fates),) = Tracer(config).find("own-8")
+    outcomes = {fate.stage: fate.outcome for fate in fates}
+    line = outcomes["--keep_list"].split("`")[1]
+    assert title == "own/a.jsonl@9" and line == "drop own/a.jsonl@7"
+    (tmp_path / "take-down.txt").write_text(f"{line}\n")
+    run(replace(config, out=out, keep_list=tmp_path / "take-down.txt"))
+    ((_, fates),) = Tracer(replace(config, out=out)).find("own-8")
+    assert fates[-1] == Fate("mix", "left out: in your list")
+    assert "had --keep_list" not in capsys.readouterr().err
+    run(replace(config, out=out))
+    assert "warning: the last run here had --keep_list" in capsys.readouterr().err
+    ((_, fates),) = Tracer(replace(config, out=out)).find("own-8")
+    assert fates[-1].stage == "encode"
 
 
 def test_the_command_prints_each_stage(config: RunConfig) -> None:
