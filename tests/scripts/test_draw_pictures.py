@@ -5,7 +5,7 @@ from scripts.draw_pictures import DRAWN, PICTURES, STEP, draw_all
 
 MODULES = [
     "data.sequences", "data.batches", "model.embedding", "model.block", "parallel.data.grad_reducer",
-    "parallel.gradients", "parallel.parallel_model", "optim.stability", "optim.optimizer", "trainer",
+    "parallel.gradients", "parallel.parallel_model", "optim.stability", "optim.optimizer", "train_step", "trainer",
 ]  # fmt: skip
 
 
