@@ -34,12 +34,12 @@ from gristmill.io.token_shards import (
     with_suffix,
     write_sources,
 )
-from gristmill.io.tokenizer_file import JsonTokenizer
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import file_info, is_folder
 from gristmill.storage.local import concatenate, sha256_file
 from gristmill.text import utf8_size
 from gristmill.wording import count_of
+from preprocessing.tokenizer.chat_encoding import encode_chat
 from preprocessing.tokenizer.chat_template import ChatError, ChatTemplate, TemplateSource
 from preprocessing.tokenizer.loading import load_encoder
 from preprocessing.tokenizer.shard_files import (
@@ -55,7 +55,7 @@ from preprocessing.tokenizer.shard_files import (
 )
 from preprocessing.tokenizer.shard_joining import plan_token_shards, shard_name
 
-STAGE = Stage("tokenize_chats", version=1, libraries=("sentencepiece", "Jinja2", "pyarrow"))
+STAGE = Stage("tokenize_chats", version=2, libraries=("sentencepiece", "Jinja2", "pyarrow"))
 _SUFFIXES = (*SHARD_SUFFIXES, MASK)
 
 
@@ -90,9 +90,9 @@ def tokenize_chats(
     """Encode chats into token shards whose masks say what the assistant says: the targets of fine-tuning.
 
     A record has a list of messages, {"role": "user", "content": "…"}, and may have `tools`. The text is that of the
-    model's own chat template; the assistant's messages are the targets, up to the token that ends each. Each chat is a
-    document, which ends with the end-of-document token, if the template has not written it. A record that is no chat,
-    that the template refuses, or in which the assistant says nothing counts as malformed.
+    model's own chat template, or of --template; the assistant's messages are the targets, up to the token that ends
+    each. Each chat is a document, which ends with the end-of-document token, if the template has not written it. A
+    record that is no chat, that the template refuses, or in which the assistant says nothing counts as malformed.
 
     gristmill tokenize-chats chats.jsonl OUT/chats --tokenizer hf_folder
 
@@ -101,7 +101,8 @@ def tokenize_chats(
     Args:
         chats: A .jsonl or .parquet file, or a folder of them.
         out_dir: The folder of token shards to write, for --data.train.
-        tokenizer: A tokenizer.json, the folder of a model that has one, or a repository ORG/NAME of the Hub.
+        tokenizer: A tokenizer.json or SentencePiece model, the folder of a model or run that has one, or a repository
+            ORG/NAME of the Hub.
         options: Workers, memory, and when to stop; they change no output.
         template: Jinja file with another chat template than the tokenizer's.
         messages: Field with the list of messages.
@@ -113,10 +114,6 @@ def tokenize_chats(
     """
     target = parse_size(shard_size, "--shard_size")
     path = find_usable_tokenizer(tokenizer, [out_dir])
-    if path.suffix != ".json":
-        raise UsageError(
-            f"{path} has no special tokens in texts; expected a tokenizer.json, or a model's folder with one"
-        )
     source = TemplateSource.find(path, template)
     ChatTemplate.of(source)
     files = list_chats(chats, messages)
@@ -180,7 +177,6 @@ def _compiled(source: TemplateSource) -> ChatTemplate:
 def encode_slices(group: SliceGroup, tokenizer: Path, rule: ChatRule, tokens: Path) -> Result:
     """Task: write the chats of slices as a part: `tokens` (.bin), .idx, .sources, .mask; the value: its ChatReport."""
     model, _ = load_encoder(tokenizer)
-    assert isinstance(model, JsonTokenizer), "a tokenizer.json"
     template = _compiled(rule.template)
     counts = Counts({}, [])
     prefix = shard_prefix(tokens)
@@ -224,23 +220,6 @@ def _leave_out(document: Document, reason: str, size: int, counts: Counts, rejec
     counts.add(document.source, f"{MALFORMED}: {reason}", size)
     counts.add_example(f"{key.file} line {key.row + 1}: {reason}")
     rejects.add(key.file, key.row + 1, reason, document.fields)
-
-
-def encode_chat(
-    model: JsonTokenizer, text: str, spans: list[tuple[int, int]], end: int
-) -> tuple[list[int], list[bool]]:
-    """Return the ids of a chat, and which of them begin in one of the spans; `end` ends it, unless it is -1."""
-    encoding = model.model.encode(text, add_special_tokens=False)
-    ids: list[int] = list(encoding.ids)
-    starts = np.array([start for start, _ in encoding.offsets], np.int64)
-    is_target = np.zeros(len(ids), bool)
-    for first, last in spans:
-        is_target |= (starts >= first) & (starts < last)
-    mask: list[bool] = is_target.tolist()
-    if end >= 0 and ids[-1:] != [end]:
-        ids.append(end)
-        mask.append(False)
-    return ids, mask
 
 
 def _shard_tasks(

@@ -72,6 +72,16 @@ def read_vocabulary(model: bytes) -> Vocabulary:
     return vocabulary
 
 
+def read_pieces(text: bytes) -> list[tuple[int, str]]:
+    """Parse a serialised SentencePieceText, an encoded text: each piece's id and the part of the text that it is of."""
+    pieces = []
+    for number, value in _fields(text):
+        if number == 2:  # repeated SentencePiece
+            piece = dict(_fields(value))
+            pieces.append((piece.get(2, 0), piece.get(3, b"").decode()))
+    return pieces
+
+
 def _add_piece(vocabulary: Vocabulary, piece: dict[int, Any]) -> None:
     vocabulary.pieces.append(piece[1].decode())
     vocabulary.scores.append(struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0)

@@ -1,6 +1,7 @@
 """Command: chats in token shards as text, with what is a target of training marked."""
 
 import random
+from itertools import groupby
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -10,7 +11,7 @@ from tyro.conf import Positional
 from gristmill.errors import UsageError, require
 from gristmill.io.token_masks import TokenMasks, runs_of
 from gristmill.io.token_shards import open_shards
-from gristmill.io.tokenizer_file import JsonTokenizer, open_tokenizer
+from gristmill.io.tokenizer_file import AnyTokenizer, JsonTokenizer, open_tokenizer
 from gristmill.storage.files import reject_remote
 from gristmill.wording import count_of
 
@@ -56,8 +57,14 @@ def preview_chats(tokens: Positional[Path], chats: int = 3, seed: int = 1) -> Gr
     return Group(*shown)
 
 
-def _decode(model: object, ids: list[int]) -> str:
+def _decode(model: AnyTokenizer, ids: list[int]) -> str:
     """Return the text of ids, special tokens included."""
-    assert isinstance(model, JsonTokenizer), "chats are encoded with a tokenizer.json"
-    text: str = model.model.decode(ids, skip_special_tokens=False)
-    return text
+    if isinstance(model, JsonTokenizer):
+        text: str = model.model.decode(ids, skip_special_tokens=False)
+        return text
+    processor = model.model
+    parts = list[str]()
+    for is_control, run in groupby(ids, processor.is_control):
+        pieces = list(run)
+        parts.append("".join(map(processor.id_to_piece, pieces)) if is_control else model.decode(pieces))
+    return "".join(parts)

@@ -9,6 +9,7 @@ from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError
 from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
+from gristmill.storage.files import is_file
 from gristmill_cli.funnel import TRAIN
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.mix import DecideMix, differing_amount
@@ -98,11 +99,11 @@ class TokenizeChats(StageSpec):
         """Write the token shards and masks of the chats."""
         config = run.config
         spec = config.chats
-        assert spec.path is not None and config.tokenizer.file is not None, "see check"
+        assert spec.path is not None, "see check"
         return tokenize_chats(
             spec.path,
             self.path(config),
-            config.tokenizer.file,
+            _model(config),
             run.options,
             template=spec.template,
             messages=spec.messages,
@@ -114,21 +115,24 @@ class TokenizeChats(StageSpec):
         """Return the chats, their template and their field, and the tokenizer."""
         spec = run.config.chats
         settings = {name: str(getattr(spec, name)) for name in ("path", *given_options(spec))}
-        return settings | {"tokenizer": str(run.config.tokenizer.file), "eos": run.config.tokenizer.eos}
+        return settings | {"tokenizer": str(_model(run.config)), "eos": run.config.tokenizer.eos}
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
-        """Raise UsageError without a tokenizer that has a chat template, or for options of chats that are not given."""
+        """Raise UsageError without a chat template, or for options of chats that are not given."""
         spec = config.chats
         if spec.path is None:
             reject_options_without_effect(spec, "without --path", "--path CHATS, a file or folder of chats")
             return
-        if config.tokenizer.file is None:
+        if config.tokenizer.file is None and spec.template is None:
             raise UsageError(
-                f"--path {spec.path} needs a tokenizer with a chat template; try --tokenizer.file with the folder of "
-                "a model"
+                f"--path {spec.path} needs a chat template; try --chats.template FILE, or --tokenizer.file with the "
+                "folder of a model that has one"
             )
         list_chats(spec.path)
-        TemplateSource.find(find_tokenizer_file(config.tokenizer.file), spec.template)
+        if config.tokenizer.file is not None:
+            TemplateSource.find(find_tokenizer_file(config.tokenizer.file), spec.template)
+        elif spec.template is not None and not is_file(spec.template):
+            raise UsageError(f"{spec.template}: there is no such file; expected a chat template")
 
     def stage_read(self, run: RunContext) -> str | None:
         """Return nothing: it reads no documents of the run."""

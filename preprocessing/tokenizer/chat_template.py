@@ -19,7 +19,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gristmill.errors import UsageError
 from gristmill.io.tokenizer_companions import CONFIG, companions_of, read_config
+from gristmill.io.tokenizer_file import SentencePieceTokenizer, open_tokenizer
 from gristmill.storage.files import is_file, read_file
+from preprocessing.tokenizer.chat_encoding import special_tokens
 
 TEMPLATE_FILE = "chat_template.jinja"
 ASSISTANT = "assistant"
@@ -58,7 +60,7 @@ class TemplateSource:
         """Return the template of a tokenizer, or the `given` file. Raises UsageError where there is none."""
         companions = companions_of(tokenizer)
         config = read_config(companions)
-        tokens = tuple((name, text) for name in _TOKENS if (text := _content(config.get(name))) is not None)
+        tokens = tuple(_special_tokens(tokenizer, config).items())
         file = given or next((path for path in companions if path.name == TEMPLATE_FILE), None)
         if file is not None:
             if not is_file(file):
@@ -175,6 +177,15 @@ def _marked(text: str) -> ChatText:
             spans.append((len(plain), len(plain) + len(said)))
         plain += said + rest
     return ChatText(plain, spans)
+
+
+def _special_tokens(tokenizer: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens of a tokenizer that a template may name: of its config, or of a SentencePiece model."""
+    named = {name: text for name in _TOKENS if (text := _content(config.get(name))) is not None}
+    if named or tokenizer.suffix == ".json":
+        return named
+    model = open_tokenizer(tokenizer)
+    return special_tokens(model) if isinstance(model, SentencePieceTokenizer) else {}
 
 
 def _to_json(value: Any, **options: Any) -> str:

@@ -17,7 +17,7 @@ from gristmill_cli.stages.pipeline import find_stage, plan_stages
 from gristmill_cli.status.command import stages_of_run
 from preprocessing.tokenize_chats import tokenize_chats
 from tests.gristmill_cli.corpus import make_corpus, tree
-from tests.preprocessing.chats import make_chats, make_tokenizer, write_chats
+from tests.preprocessing.chats import MARKING, make_chats, make_tokenizer, write_chats
 
 
 @pytest.fixture
@@ -60,8 +60,19 @@ def test_a_run_encodes_chats_next_to_its_text(config: RunConfig, capsys: pytest.
 
 def test_chats_without_a_template_are_refused_before_the_run(config: RunConfig) -> None:
     with pytest.raises(
-        UsageError, match=r"--chats.path .* needs a tokenizer with a chat template; try --tokenizer.file"
+        UsageError, match=r"--chats.path .* needs a chat template; try --chats.template FILE, or --tokenizer.file"
     ):
         check_config(replace(config, tokenizer=Tokenizer()))
     with pytest.raises(UsageError, match=r"--chats.messages has no effect without --chats.path; try --chats.path"):
         check_config(replace(config, chats=Chats(messages="turns")))
+
+
+def test_chats_may_be_encoded_with_the_tokenizer_that_the_run_trains(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(MARKING["plain"])
+    own = replace(config, tokenizer=Tokenizer(vocab_size=600), chats=replace(config.chats, template=tmp_path / "none"))
+    with pytest.raises(UsageError, match="none: there is no such file; expected a chat template"):
+        check_config(own)
+    run(replace(own, chats=replace(config.chats, template=tmp_path / "chat.jinja")))
+    chats = open_shards(config.out / "tokens/chats")[0]
+    assert chats.documents == 40
+    assert chats.tokenizer.sha256 == open_shards(config.out / "tokens/train")[0].tokenizer.sha256

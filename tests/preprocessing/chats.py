@@ -34,6 +34,20 @@ STRICT = (
     "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
     "{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
+# what a tokenizer without tokens for chats needs: the space before an answer is not marked, and is in its first token
+PLAIN = (
+    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}"
+    "{% endgeneration %}{% else %}{{ m.content + '\n' }}{% endif %}{% endfor %}"
+)
+UNENDED = PLAIN.replace("{{ eos_token }}{% endgeneration %}", "{% endgeneration %}{{ '\n' }}")
+WITHIN_A_LINE = PLAIN.replace("{% generation %}", "[{% generation %}Say").replace(
+    "{% endgeneration %}", "{% endgeneration %}] "
+)
+WITH_ITS_SPACE = PLAIN.replace(": {% if", ":{% if").replace("n %}{{ m.content }}", "n %} {{ m.content }}")
+MARKING = {
+    "marked": MARKED, "plain": PLAIN, "unended": UNENDED, "within a line": WITHIN_A_LINE,
+    "with its space": WITH_ITS_SPACE.replace("{% else %}", "{% else %} "),
+}  # fmt: skip
 TEMPLATES = {"ChatML": CHATML, "marked": MARKED, "thinking": THINKING, "strict": STRICT}
 
 

@@ -234,7 +234,7 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_page(tmp_path: Path) -> None:
-    (block,) = commands("guides/chats.md")
+    block, _ = commands("guides/chats.md")
     model = make_tokenizer(tmp_path / "model")
     chats = write_chats(tmp_path / "chats.jsonl", make_chats(80))
     done = shell(block, CHATS=str(chats), MODEL=str(model), OUT=str(tmp_path))

@@ -1,0 +1,94 @@
+"""The ids of a chat, and which of them are targets: the tokens of what the assistant says."""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from gristmill.io.tokenizer_file import AnyTokenizer, SentencePieceTokenizer
+from gristmill.io.vocabulary import read_pieces
+
+
+class TextTokens(NamedTuple):
+    """The ids of a text, and the characters of it that each is of: `ends` are exclusive."""
+
+    ids: list[int]
+    starts: list[int]
+    ends: list[int]
+
+
+def encode_chat(
+    model: AnyTokenizer, text: str, spans: Sequence[tuple[int, int]], end: int
+) -> tuple[list[int], list[bool]]:
+    """Return the ids of a chat, and which of them are targets; `end` ends it, unless it is -1.
+
+    A token that has a character in one of the spans is a target, also if it begins before with a space, as the first
+    word of an answer does. So are bytes of a character, which a tokenizer may place at its beginning, without a length.
+    """
+    tokens = _encode_sentencepiece(model, text) if isinstance(model, SentencePieceTokenizer) else _encode(model, text)
+    ids = tokens.ids
+    starts = np.array(tokens.starts, np.int64)
+    ends = np.array(tokens.ends, np.int64)
+    is_target = np.zeros(len(ids), bool)
+    for first, last in spans:
+        is_target |= (starts < last) & (starts >= first)
+    mask: list[bool] = is_target.tolist()
+    if end >= 0 and ids[-1:] != [end]:
+        ids.append(end)
+        mask.append(False)
+    return ids, mask
+
+
+def special_tokens(model: SentencePieceTokenizer) -> dict[str, str]:
+    """Return the tokens that a chat template may name, as tokenizer_config.json has them."""
+    processor = model.model
+    ids = {
+        "bos_token": processor.bos_id(),
+        "eos_token": processor.eos_id(),
+        "pad_token": processor.pad_id(),
+        "unk_token": processor.unk_id(),
+    }
+    return {name: processor.id_to_piece(piece) for name, piece in ids.items() if piece >= 0}
+
+
+def _encode(model: AnyTokenizer, text: str) -> TextTokens:
+    encoding = model.model.encode(text, add_special_tokens=False)
+    starts = [start for start, _ in encoding.offsets]
+    ends = [end for _, end in encoding.offsets]
+    return TextTokens(list(encoding.ids), starts, ends)
+
+
+def _encode_sentencepiece(model: SentencePieceTokenizer, text: str) -> TextTokens:
+    """Encode the text between control tokens by SentencePiece, which itself takes `</s>` in a text for text."""
+    tokens = TextTokens([], [], [])
+    start = 0
+    for part, control in _cut_at_control_tokens(model, text):
+        if control >= 0:
+            pieces = [(control, part)]
+        else:
+            pieces = read_pieces(model.model.encode(part, out_type="serialized_proto"))
+        for piece, surface in pieces:
+            tokens.ids.append(piece)
+            tokens.starts.append(start)
+            start += len(surface)
+            tokens.ends.append(start)
+    return tokens
+
+
+def _cut_at_control_tokens(model: SentencePieceTokenizer, text: str) -> Iterator[tuple[str, int]]:
+    """Yield the parts of a text in order, each with its id if it is a control token, or -1."""
+    control, pattern = _control_tokens(model)
+    for part in pattern.split(text) if control else [text]:
+        if part:
+            yield part, control.get(part, -1)
+
+
+@lru_cache(maxsize=1)
+def _control_tokens(model: SentencePieceTokenizer) -> tuple[dict[str, int], re.Pattern[str]]:
+    """Return the ids of the control tokens, and a pattern that finds them, the longest first."""
+    processor = model.model
+    control = {processor.id_to_piece(piece): piece for piece in range(model.vocab_size) if processor.is_control(piece)}
+    longest_first = sorted(control, key=len, reverse=True)
+    return control, re.compile(f"({'|'.join(map(re.escape, longest_first))})")
