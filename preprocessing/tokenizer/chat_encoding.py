@@ -33,7 +33,7 @@ def encode_chat(
     ends = np.array(tokens.ends, np.int64)
     is_target = np.zeros(len(ids), bool)
     for first, last in spans:
-        is_target |= (starts < last) & (starts >= first)
+        is_target |= (starts < last) & ((ends > first) | (starts >= first))
     mask: list[bool] = is_target.tolist()
     if end >= 0 and ids[-1:] != [end]:
         ids.append(end)
