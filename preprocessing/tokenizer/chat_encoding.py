@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.io.tokenizer_file import AnyTokenizer, SentencePieceTokenizer
+from gristmill.io.tokenizer_file import AnyTokenizer, JsonTokenizer, SentencePieceTokenizer
 from gristmill.io.vocabulary import read_pieces
 
 
@@ -53,7 +53,7 @@ def special_tokens(model: SentencePieceTokenizer) -> dict[str, str]:
     return {name: processor.id_to_piece(piece) for name, piece in ids.items() if piece >= 0}
 
 
-def _encode(model: AnyTokenizer, text: str) -> TextTokens:
+def _encode(model: JsonTokenizer, text: str) -> TextTokens:
     encoding = model.model.encode(text, add_special_tokens=False)
     starts = [start for start, _ in encoding.offsets]
     ends = [end for _, end in encoding.offsets]
