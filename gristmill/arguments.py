@@ -26,15 +26,26 @@ _NOT_A_NUMBER = re.compile(
     r"parsing (?P<option>[^ :]+): .*?(?:(?P<whole>invalid literal for int.*?)|could not convert string to float): "
     r"(?P<given>'.*?')"
 )
-_MISSING = re.compile(r"^│ {5}(\S.*?) *│$", re.MULTILINE)  # a required argument; its help is indented further
+# a required argument, whose help is indented further; the box is of spaces where the encoding has no lines
+_MISSING = re.compile(r"^[│ ] {5}(\S.*?) *[│ ]$", re.MULTILINE)
 
 
-def parse(parser: Any, words: Sequence[str], prog: str | None, markers: Sequence[Any] = (), default: Any = None) -> Any:
+def parse(
+    parser: Any,
+    words: Sequence[str],
+    prog: str | None,
+    markers: Sequence[Any] = (),
+    default: Any = None,
+    positional: Sequence[str] = (),
+) -> Any:
     """Parse the arguments with tyro: return a dataclass, or what the function that they call returns.
 
-    `--help` prints the options and exits. Raises UsageError, one sentence, for wrong words.
+    `--help` prints the options and exits. Raises UsageError, one sentence, for wrong words; `positional`, names of
+    arguments without an option, are all named where one is missing, as the one that is there may be any of them.
     """
     printed = io.StringIO()
+    if not isinstance(parser, dict) and {"-h", "--help"} & {*words}:
+        words = ["--help"]  # tyro's leaves out of the usage what other words give
     options: dict[str, Any] = {"prog": prog, "args": words, "use_underscores": True, "config": tuple(markers)}
     options |= {"registry": _Registry()} | ({} if default is None else {"default": default})
     try:
@@ -45,10 +56,10 @@ def parse(parser: Any, words: Sequence[str], prog: str | None, markers: Sequence
     except SystemExit as end:
         if not end.code:
             raise  # --help
-        raise UsageError(_plain_message(printed.getvalue())) from None
+        raise UsageError(_plain_message(printed.getvalue(), positional)) from None
 
 
-def _plain_message(printed: str) -> str:
+def _plain_message(printed: str, positional: Sequence[str]) -> str:
     """Return the text of tyro's error message, without its box and its pointer to the help."""
     lines = list[str]()
     for line in printed.splitlines():
@@ -60,6 +71,10 @@ def _plain_message(printed: str) -> str:
     if message.startswith("Missing from "):  # without the help of each
         program = message.removeprefix("Missing from ").partition(":")[0]
         missing = _MISSING.findall(printed.partition("For full helptext")[0])
+        names = [name.upper() for name in positional]
+        absent = [name for name in missing if name in names]
+        if absent:
+            missing = [" ".join(names), *(name for name in missing if name not in absent)]
         return f"expected {', '.join(missing)}; try {program} --help"
     if choice := _CHOICE.search(message):
         names = [name for name in re.findall(r"'(.*?)'", choice["names"]) if name != "None"]

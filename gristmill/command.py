@@ -61,7 +61,8 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
 
     def call() -> Any:
         check_words(words, kinds)
-        return parse(parser, _spell_flags(options, words, positional, prog), prog, _MARKERS)()
+        spelt = _spell_flags(options, words, positional, prog)
+        return parse(parser, spelt, prog, _MARKERS, positional=positional)()
 
     resumes = any(RunOptions in get_type_hints(function).values() for function in chosen)
     sys.exit(run_with_exit_code(call, resumes))

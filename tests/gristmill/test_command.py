@@ -179,6 +179,26 @@ def test_missing_arguments_are_named_without_their_help() -> None:
         parse(mill, [], "mill")
 
 
+def test_a_missing_argument_may_be_any_of_those_without_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """`gristmill preview run.toml` lacks the recipe, though the parser takes the file for it and misses the corpus."""
+
+    def preview(recipe: Positional[str], corpus: Positional[Path], *, seed: int) -> None:
+        """Look.
+
+        Args:
+            recipe: Rules.
+            corpus: Folder of documents.
+            seed: Seed of the sample.
+        """
+
+    with pytest.raises(SystemExit):
+        command(preview, arguments=["run.toml", "--seed", "1"], prog="preview")
+    assert capsys.readouterr().err == "error: expected RECIPE CORPUS; try preview --help\n"
+    with pytest.raises(SystemExit):
+        command(preview, arguments=["gopher", "--help"], prog="preview")
+    assert "usage: preview [-h] RECIPE CORPUS --seed N" in capsys.readouterr().out
+
+
 def test_a_value_is_suggested_only_if_it_is_much_alike() -> None:
     def clean(*, policy: Literal["drop", "cut", "report"]) -> None:
         """Clean."""
