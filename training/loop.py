@@ -11,6 +11,7 @@ from training.distributed.stall_watch import StallWatch, gpu_busy
 from training.distributed.stop_signals import StopSignals
 from training.kernels.dispatch import deterministic_kernels
 from training.reporting.metrics_file import Summary
+from training.reporting.run_start import data_folders
 from training.run_plan import RunPlan
 from training.trainer import Trainer
 
@@ -25,7 +26,8 @@ def train_as_planned(
     `make` takes the arguments of `Trainer`: a class of trainers whose gradients come from elsewhere.
     """
     config = plan.config
-    folder = RunFolder(config.out_dir, plan.identity, config.optim, config.began_from, plan.remote)
+    folders = data_folders(config.data)
+    folder = RunFolder(config.out_dir, plan.identity, config.optim, config.began_from, plan.remote, folders)
     with (
         deterministic_kernels(config.deterministic),
         init_distributed(config.device, config.seconds_to_wait) as device,

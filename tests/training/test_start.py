@@ -12,6 +12,7 @@ import pytest
 from gristmill.errors import InputError, UsageError
 from gristmill.io.token_shards import MAGIC, Manifest, ShardRecord
 from tests.gristmill.engine.opens import count_opens
+from tests.training.conftest import write_shards
 from training.config import TrainConfig
 from training.model.model_config import ModelConfig
 from training.optim.stability import StabilityConfig
@@ -137,6 +138,26 @@ def test_a_run_of_a_release_with_another_order_of_samples_says_how_to_resume_it(
     with pytest.raises(UsageError, match=r"differs in data\.order \(randperm there, keyed now\).*Give the values"):
         train(longer)
     train(replace(longer, data=earlier.data))
+
+
+def test_shards_that_were_written_anew_are_named_and_how_to_go_on(config: TrainConfig, tmp_path: Path) -> None:
+    documents = [list(range(2, 20)) for _ in range(40)]
+    tokens = write_shards(tmp_path / "tokens", [documents])
+    data = replace(
+        config.data, train=tokens, holdout=write_shards(tmp_path / "holdout", [documents[:30]]), batch_size=2
+    )
+    once = replace(
+        config, data=data, optim=replace(config.optim, steps=1), eval=EvalConfig(sample_tokens=0, sequences=1)
+    )
+    train(once)
+    write_shards(tokens, [documents[:-1]])
+    with pytest.raises(UsageError) as refused:
+        train(once)
+    said = f"run of other token shards: those in {tokens} were written anew since. Restore them to resume it, or choose"
+    assert said in str(refused.value) and f"--init_from {config.out_dir} to go on" in str(refused.value)
+    elsewhere = replace(once, data=replace(data, train=write_shards(tmp_path / "others", [documents[:-1]])))
+    with pytest.raises(UsageError, match=r"differs in data\.train \(\w+ there, \w+ now\).*Give the values"):
+        train(elsewhere)
 
 
 def test_options_without_effect_are_named(config: TrainConfig) -> None:

@@ -28,6 +28,7 @@ _BEFORE = {
     "data.order": "randperm",
     **{f"optim.{option.name}": json.loads(json.dumps(option.default)) for option in fields(OptimConfig)},
 }
+_MASKS = "data.masks"
 _PACKING = "data.packing"
 _PACKING_VERSION = "data.packing_version"
 _BATCHES = {"data.batch_size", "data.batch_ramp"}  # a run may go on with others
@@ -49,6 +50,8 @@ class RunFolder:
     began_from: Mapping[str, str] = field(default_factory=dict)
     remote: RemoteRun | None = None
     """The run in a bucket of which `out_dir` is a working copy."""
+    data: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Folders of token shards, as the record of a start has them."""
 
     def require_same_run(self) -> None:
         """Raise UsageError for a run of another identity, start or length, or one whose learning rate would jump."""
@@ -147,6 +150,34 @@ def _require_same_start(folder: RunFolder) -> None:
     )
 
 
+def _require_same_data(
+    folder: RunFolder, stored: Mapping[str, Any], given: Mapping[str, Any], changed: Sequence[str]
+) -> None:
+    """Raise UsageError if nothing has `changed` but the shards in the folders that the run was started with."""
+    of_shards = {"data.train": "train", "data.holdout": "holdout"}
+    if not changed or not {*changed} <= {*of_shards, _MASKS}:
+        return
+    starts = stored.get(STARTS) or [{}]
+    before = starts[-1].get("data")
+    if before != folder.data:
+        return
+    rewritten = list[str]()
+    for key, name in of_shards.items():
+        theirs = _listed(stored.get(key))
+        ours = _listed(given.get(key))
+        rewritten += [path for path, old, new in zip(folder.data[name], theirs, ours, strict=True) if old != new]
+    paths = rewritten or folder.data["train"]  # else masks alone
+    raise UsageError(
+        f"{folder.out_dir} holds a run of other token shards: those in {', '.join(dict.fromkeys(paths))} were written "
+        "anew since. Restore them to resume it, or choose another --out_dir, with "
+        f"--init_from {folder.out_dir} to go on from its weights"
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 def _require_same_run(folder: RunFolder) -> None:
     out_dir = folder.out_dir
     identity = folder.identity
@@ -168,11 +199,9 @@ def _require_same_run(folder: RunFolder) -> None:
     free = {_PACKING_VERSION} | ({"optim.min_lr"} if stable else set())
     if not any(key.startswith(_SHARED) for key in given):  # others read the same batches, and have no checkpoint
         free |= _BATCHES
-    differing = [
-        f"{key} ({stored.get(key)} there, {given.get(key)} now)"
-        for key in (*given, *used)
-        if key not in free and stored.get(key) != given.get(key)
-    ]
+    changed = [key for key in (*given, *used) if key not in free and stored.get(key) != given.get(key)]
+    _require_same_data(folder, stored, given, changed)
+    differing = [f"{key} ({stored.get(key)} there, {given.get(key)} now)" for key in changed]
     if differing:
         raise UsageError(
             f"{out_dir} holds another run, which differs in {'; '.join(differing)}. "

@@ -32,9 +32,6 @@ def describe_start(
 
     `dp`: the data-parallel ranks, which read different sequences. `own_code`: SHA-256 of the user's files by name.
     """
-    folders = {"train": list(data.train_folders), "holdout": [data.holdout]}
-    for name, folder in data.holdouts.items():
-        folders[f"holdout {name}"] = [folder]
     return {
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "host": socket.gethostname(),
@@ -44,10 +41,18 @@ def describe_start(
         "dp": dp,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
-        "data": {name: [str(_place(folder)) for folder in of] for name, of in folders.items()},
+        "data": data_folders(data),
         **({OWN_CODE: dict(own_code)} if own_code else {}),
         **({"weights": list(data.weights)} if data.weights else {}),  # run.json has their shares, rounded
     }
+
+
+def data_folders(data: DataConfig) -> dict[str, list[str]]:
+    """Return the folders of token shards that are read, by what for."""
+    folders = {"train": list(data.train_folders), "holdout": [data.holdout]}
+    for name, folder in data.holdouts.items():
+        folders[f"holdout {name}"] = [folder]
+    return {name: [str(_place(folder)) for folder in of] for name, of in folders.items()}
 
 
 def summarize_start(start: dict[str, Any]) -> str:
