@@ -26,14 +26,16 @@ def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:
     Args:
         runs: The --out of a `gristmill run`, finished or not, or the --out_dir of training runs; also
             s3://bucket/folder.
-        out: The page to write; by default report.html in the folder of the run, or of the first run.
+        out: The page to write; by default report.html in the folder of the run, or of several runs comparison.html in
+            that of the first.
 
     Raises:
         UsageError: a folder is not of a run, or matplotlib is not installed.
     """
     require(bool(runs), "expected the folder of a run, got none; try gristmill report OUT")
     first = runs[0]
-    target = out or runs[0] / "report.html"
+    # a comparison leaves the first run's own page as it is
+    target = out or first / ("comparison.html" if len(runs) > 1 else "report.html")
     if is_training_run(first) or len(runs) > 1:
         training_runs = read_training_runs(runs)
         title = ", ".join(run.name for run in training_runs) if len(runs) > 1 else first.resolve().name

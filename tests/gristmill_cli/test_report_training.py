@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +142,14 @@ def test_damage_and_divergence_head_the_page(model: Path) -> None:
     assert "1 damaged line of metrics.jsonl left out." in head
     assert "The loss is not finite at 1 step, first at step 1,001." in head
     assert "1 update skipped, first at step 1,001." in head and "run.json is missing or damaged" in head
+
+
+def test_a_comparison_leaves_the_page_of_the_first_run(tmp_path: Path, model: Path) -> None:
+    report((model,))
+    own = (model / "report.html").read_bytes()
+    shutil.copytree(model, tmp_path / "other")
+    assert str(report((model, tmp_path / "other"))) == f"report: {model}/comparison.html"
+    assert (model / "report.html").read_bytes() == own != (model / "comparison.html").read_bytes()
 
 
 def test_a_run_that_has_not_begun_and_a_folder_of_none(tmp_path: Path, model: Path) -> None:
