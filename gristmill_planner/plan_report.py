@@ -113,10 +113,8 @@ def _memory(choice: PlannedLayout) -> str:
     memory = choice.memory
     kinds = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in memory.kinds.items() if size >= 0.05 * _GIB)
     peaks = f"; each kind at its own peak: {kinds} GiB" if kinds else ""
-    return (
-        f"Its fullest rank is pipeline rank {memory.rank}: {memory.total / _GIB:.1f} of {device.memory / _GIB:.0f} "
-        f"GiB{peaks}."
-    )
+    fullest = f"Its fullest rank is pipeline rank {memory.rank}:" if choice.run.layout.pp > 1 else "Every rank has"
+    return f"{fullest} {memory.total / _GIB:.1f} of {device.memory / _GIB:.0f} GiB{peaks}."
 
 
 def _division(choice: PlannedLayout, constants: Constants) -> str:

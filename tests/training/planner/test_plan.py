@@ -89,6 +89,15 @@ def test_a_published_run_on_another_cluster() -> None:
     assert "300,000,000,000" in text or "3e+11 tokens" in text
 
 
+def test_ranks_are_named_only_with_a_pipeline() -> None:
+    without = printed(plan("llama-2-7b", gpus=8, gpu="h100", top=1))
+    assert "It has no pipeline" in without and re.search(r"Every rank has \d+\.\d of 80 GiB", without)
+    assert "pipeline rank" not in without
+    assert "Its fullest rank is pipeline rank 0: " in printed(
+        plan("mt-nlg-530b", gpus=2800, configured=True, software="megatron-deepspeed")
+    )
+
+
 def test_published_layouts() -> None:
     for gpus, dp in ((None, 8), (2800, 10), (3360, 12)):
         text = printed(plan("mt-nlg-530b", gpus=gpus, configured=True, software="megatron-deepspeed"))
