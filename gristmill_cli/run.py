@@ -4,7 +4,7 @@ import gc
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from gristmill.io.token_shards import Manifest
 from gristmill.paths import spell_urls
 from gristmill.storage.files import exists, remove_files, remove_partial_files, resolved, write_file
 from gristmill.storage.stores import store_of
+from gristmill.wording import count_of
 from gristmill_cli.alarms import check_strict, find_alarms
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config, check_output, options_as_typed
@@ -45,11 +46,17 @@ from gristmill_cli.used_up import find_skipped, outside_files, remove_used
 _NOT_RECORDED = ("from_", "until", "dry_run", "strict", "shard", "scratch", "scratch_size", "executor", "address")
 
 
-def run(config: RunConfig) -> Funnel | None:
+def print_warning(line: str) -> None:
+    """Print a warning at once, as a stage ends."""
+    print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
+def run(config: RunConfig, warn: Callable[[str], None] = print_warning) -> Funnel | None:
     """Run the stages from `config.from_` to `config.until`, and check the counts between stages as they finish.
 
     Every task that is done is skipped. Another process that works on the same output is waited for. Returns the funnel,
     and writes it as funnel.json, if the last stage has run; else None. The whole configuration is checked first.
+    `warn` takes what looks wrong, a sentence each, after the stage in which it does.
     Raises ConservationError if documents were lost between two stages, InputError if none is left, OutputError if
     `config.out` holds a run of another corpus, AlarmError with `config.strict`, and any GristmillError of a stage.
     """
@@ -58,7 +65,7 @@ def run(config: RunConfig) -> Funnel | None:
 
     lock = config.out / STATE_DIR / "run.lock"
     with _modules_kept(), open_execution_context(config.run_options, lock, work=_work_of(config)) as place:
-        return _run_stages(config, replace(config.run_options, of_run=place))
+        return _run_stages(config, replace(config.run_options, of_run=place), warn)
 
 
 @contextmanager
@@ -79,7 +86,7 @@ def check_run(config: RunConfig) -> None:
     check_output(config)
 
 
-def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
+def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], None]) -> Funnel | None:
     out = config.out
     stages = plan_stages(config)
     first, end = choose_stages(config, stages)
@@ -121,7 +128,8 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
         alarms += its
         shown = at_folder(its, out)
         check_strict(config, stage.name, shown)
-        print("".join(f"warning: {line}\n" for line in shown), end="", file=sys.stderr, flush=True)
+        for line in shown:
+            warn(line)
         if config.remove_used:
             remove_used(config, stages, stages[: position + 1])
     if end < len(stages):
@@ -155,10 +163,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and not arguments[0].startswith("-"):
         arguments.insert(0, "--config")
-    sys.exit(run_with_exit_code(lambda: _run_and_print(arguments)))
+    sys.exit(run_with_exit_code(lambda: _run_command(arguments)))
 
 
-def _run_and_print(arguments: list[str]) -> None:
+def _run_command(arguments: list[str]) -> None:
     if arguments[:1] == ["--config"] and arguments[1:] and Path(folder := arguments[1]).is_dir():
         hint = f"try gristmill run --corpus {folder} --out OUT"
         raise UsageError(f"expected a pipeline.toml, got the folder {folder}; {hint}")
@@ -168,15 +176,32 @@ def _run_and_print(arguments: list[str]) -> None:
         check_run(config)
         console.print(plan_table(config, plan_stages(config)))
         return
-    funnel = run(config)
+    funnel = run_and_print(config)
     if funnel is None:
         names = [stage.name for stage in plan_stages(config)]
         following = names[names.index(str(config.until)) + 1]
         console.print(f"finished {config.until}; next: {following}. To continue, run the same command without --until")
         return
-    console.print(funnel)
     held_out = Manifest.load(config.out / "tokens" / HELD_OUT).documents
     console.print(_next_steps(config.out, held_out, config.mix.holdout), highlight=False, markup=False)
+
+
+def run_and_print(config: RunConfig) -> Funnel | None:
+    """Run the stages as `run`, and print the funnel; of warnings that were printed as their stages ended the number."""
+    said = list[str]()
+
+    def warn(line: str) -> None:
+        print_warning(line)
+        said.append(line)
+
+    funnel = run(config, warn)
+    if funnel is not None:
+        console = wide_console()
+        if said:
+            console.print(f"{count_of(len(said), 'warning')} above, while the stages ran", style="bold")
+        funnel.warnings = [line for line in funnel.warnings if line not in said]
+        console.print(funnel)
+    return funnel
 
 
 def _next_steps(out: Path, held_out_documents: int, share: float) -> str:

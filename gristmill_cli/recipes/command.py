@@ -16,7 +16,7 @@ from gristmill.console import wide_console
 from gristmill.errors import UsageError, require
 from gristmill.storage.files import reject_unknown_scheme
 from gristmill_cli.quickstart import check_training, divide_options, train_with_torchrun
-from gristmill_cli.run import run
+from gristmill_cli.run import run_and_print
 from gristmill_cli.run_config import RunConfig
 
 FOLDER = Path(__file__).parent
@@ -131,7 +131,7 @@ def run_recipe(recipe: RunRecipe, words: Sequence[str]) -> None:
         training += [f"--{option}", str(folder / name)]
     training += ["--out_dir", str(folder / "model"), *training_options]
     check_training(training)
-    wide_console().print(run(load_config(RunConfig, data, prog="gristmill recipe run")))
+    run_and_print(load_config(RunConfig, data, prog="gristmill recipe run"))
     train_with_torchrun(training, count)
 
 

@@ -78,6 +78,17 @@ def test_a_run_says_what_looks_wrong_and_where_to_look(config: RunConfig) -> Non
     assert file.startswith("in web the file web/c.jsonl loses 42% of its documents (25 of 60), as latin_letters")
 
 
+def test_a_warning_is_printed_once(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--corpus", str(config.corpus), "--out", str(config.out), "--recipe", config.recipe, "--workers", "1"]
+    words += ["--filter.threshold", "5", "--mix.holdout", "0.1", "--alarms.idle_rule", "300"]
+    words += ["--tokenizer.vocab_size", "300", "--tokenizer.exact", "false"]
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    printed = capsys.readouterr()
+    assert end.value.code == 0 and "4 warnings above" in printed.out
+    assert printed.err.count("warning: ") == 4 and "warning: " not in printed.out
+
+
 def test_another_limit_is_read_without_a_stage_that_runs_again(config: RunConfig) -> None:
     before = (config.out / "tokens/train/manifest.json").stat().st_mtime_ns
     calm = Alarms(source_loss=0.0, times_median=0.0, length=0.0)
