@@ -1,6 +1,7 @@
 """Planted faults and what they are: the first recorded tensor that each makes wrong, how, and along which axis.
 
-Written from what a fault does, not from what is found. Axes with the same ranks in a layout are joined by |.
+Written from what a fault does, some after a look at what is found in float64; a few have several right answers. Axes
+with the same ranks in a layout are joined by |.
 """
 
 from collections.abc import Iterator

@@ -21,7 +21,7 @@ from training.experimental.parallel_config import ParallelConfig
 TP = case("llama", tp=2)
 KNOWN_WRONG = (
     "axes_not_exchanged", "ends_not_summed", "local_statistics", "no_sum_over_the_layers_of_a_cube",
-    "targets_of_other_sequences", "wrong_root",
+    "targets_of_other_sequences",
 )  # fmt: skip
 KNOWN_WRONG_IN_16_BITS = (
     "bias_in_the_weights", "counts_of_one_rank", "losses_counted_by_every_rank", "losses_left_out",
