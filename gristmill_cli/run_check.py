@@ -18,6 +18,7 @@ from gristmill.io.corpus import ARC, ASKED_FOR, Corpus, join_corpora, scan_corpu
 from gristmill.io.documents import source_of
 from gristmill.io.facts import CORE
 from gristmill.io.files import RUN_FILE, STATE_DIR
+from gristmill.io.readers import reject_missing_columns
 from gristmill.steps import check_steps
 from gristmill.storage.files import (
     check_writable,
@@ -44,7 +45,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     """Raise the error of the first option that a stage would refuse; writes nothing.
 
     Lists the corpus, for its `sources` if they are not given, and reads the header of one signature shard of each
-    index; reads no document.
+    index, and the beginning of one table of each source.
     """
     for folder in corpus_folders(config):
         _check_folders(folder, config.out)
@@ -60,6 +61,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         with _section("normalize"):
             found = scan_inputs(config, config.corpus)
             web_libraries(file.name for file in found.files)  # raises if they are missing
+            reject_missing_columns(found.files)
         _note_texts(found)
         _note_arc(found)
         _note_top(config, found)
