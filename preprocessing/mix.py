@@ -175,7 +175,7 @@ def mix_facts(
             DecisionsFile(decisions_name(file.path), file.slices, *sizes)
             for file, sizes in zip(files, text_bytes, strict=True)
         ]
-        manifest = MixManifest(seed, source_weight, holdout, decisions)
+        manifest = MixManifest(seed, source_weight, holdout, decisions, chosen.bands)
         path = mix_manifest_path(out_dir)
         run.step("manifest", [Task("manifest", write_mix_manifest, {"manifest": manifest, "path": path}, (path,))])
         counts = run.finish(decided.counts.merge(run.note("files that are read", count_files(files))))

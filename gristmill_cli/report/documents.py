@@ -7,13 +7,27 @@ from markupsafe import Markup
 
 from gristmill.counts import HELD_OUT, INCOMING, READ, WRITTEN, Counts, Tally
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN
-from gristmill_cli.report.page import NOTHING, Number, Row, counted, figure, grid, paragraph, pointer, section, table
+from gristmill_cli.report.page import (
+    NOTHING,
+    Number,
+    Row,
+    counted,
+    figure,
+    grid,
+    join,
+    paragraph,
+    pointer,
+    section,
+    table,
+)
 from gristmill_cli.report.pictures import draw_bars, draw_sankey, group_small, largest
 from gristmill_cli.report.records import RUN_RECORDS, DataRun
 from gristmill_cli.stages.pipeline import FIRST_STAGE
-from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix, mixed_tally
+from preprocessing.datasets import kept_by_mix, mixed_tally
+from preprocessing.mixing.mix_manifest import BandShare
 
 MAX_SOURCES = 12  # in a picture; the others are together
+_IN_TRAIN = "in the train set"
 _MAX_OUTCOMES = 9  # in a picture; the others are together
 _SIZE_REASONS = {"read": READ, "for training": TRAIN}
 _LENGTH_STAGES = {"read": FIRST_STAGE, "in the mix": "encode"}
@@ -202,27 +216,27 @@ def _brief(size: int) -> str:
 def show_shares(run: DataRun) -> Markup:
     """Return the section on the shares of the mix: what was asked for, and what it has."""
     record = run.stages.get("mix")
-    if not record:
+    if not record or not run.mix:
         return NOTHING
     counts = record.counts
     sources = sorted(counts.tallies)
-    weights = _weights(sources, record.settings.get("weights", {}))
+    weights = dict.fromkeys(sources, 0.0) | run.mix.weights
     shares = {"requested": _requested_shares(counts, weights), "realised": _realised_shares(counts, sources)}
-    head = ["", "epochs", "documents", "requested", "realised"]
+    head = ["", "epochs", _IN_TRAIN, "requested", "realised"]
     notes = list[Markup]()
     for unit in ("bytes", "tokens"):
         if amounts := record.settings.get(unit):
             listed = ", ".join(f"{source} {amount:,.0f}" for source, amount in amounts.items())
             notes.append(paragraph(f"asked for, in {unit}: {listed}"))
     if notes:  # amounts were given: epochs follow from what is kept
-        head = ["", "documents", "realised"]
+        head = ["", "epochs", _IN_TRAIN, "realised"]
         del shares["requested"]
     rows = list[Row]()
     for source in sources:
         cells: dict[str, str | Number] = {
             "": source,
             "epochs": Number(weights[source], f"{weights[source]:g}"),
-            "documents": counted(counts, source, WRITTEN, f"{RUN_RECORDS}/mix.json", "counts", "tallies"),
+            _IN_TRAIN: counted(counts, source, WRITTEN, f"{RUN_RECORDS}/mix.json", "counts", "tallies"),
         }
         for name, share_of in shares.items():
             cells[name] = Number(share_of[source], f"{share_of[source]:.2f} %")
@@ -230,15 +244,19 @@ def show_shares(run: DataRun) -> Markup:
     shown = largest(sources, shares["realised"], MAX_SOURCES)
     bars = {name: [share_of[source] for source in shown] for name, share_of in shares.items()}
     picture = figure("shares of the mix, by documents", draw_bars(shown, bars, "%"))
-    return section("Shares of the mix", *notes, picture, table(head, rows, "shares"))
+    return section("Shares of the mix", *notes, picture, table(head, rows, "shares"), _show_bands(run.mix.bands))
 
 
-def _weights(sources: Iterable[str], given: Mapping[str, float]) -> dict[str, float]:
-    """Return the epochs of each source: as they were given, or by default."""
-    weights = dict[str, float]()
-    for source in sources:
-        weights[source] = float(given.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT)))
-    return weights
+def _show_bands(bands: Sequence[BandShare]) -> Markup:
+    """Return the table of the bands of a score in each source: its documents, their epochs, and what they make."""
+    if not bands:
+        return NOTHING
+    rows = list[Row]()
+    for share in bands:
+        epochs = Number(share.weight, f"{share.weight:g}")
+        rows.append([f"{share.source}: {share.band}", Number(share.documents), epochs, Number(share.mixed)])
+    note = paragraph("Bands of the score: epochs of a source are those of its bands together.", "soft")
+    return join([note, table(["source and band", "documents kept", "epochs", "in the mix"], rows, "bands")])
 
 
 def _requested_shares(counts: Counts, weights: Mapping[str, float]) -> dict[str, float]:

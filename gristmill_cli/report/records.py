@@ -30,9 +30,11 @@ from gristmill_cli.documents.removed_texts import removed_table
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, show_funnel
 from gristmill_cli.run_config import RunConfig, load_options, read_options
 from gristmill_cli.run_records import StageRecord
+from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.pipeline import judging_stage, stages_in_run
 from gristmill_cli.stages.spec import StageSpec
 from gristmill_cli.status.command import stages_of_run
+from preprocessing.mixing.mix_manifest import MixManifest
 from preprocessing.quality.recipe import RULES
 
 RUN_RECORDS = f"{STATE_DIR}/run"  # the folder of a record for each stage
@@ -81,6 +83,7 @@ class DataRun:
     states: dict[str, str]
     funnel: Funnel | None = None
     stages: dict[str, StageRecord] = field(default_factory=dict)
+    mix: MixManifest | None = None
     manifests: dict[str, Manifest] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -122,6 +125,7 @@ def read_data_run(out: Path) -> DataRun:
     run = DataRun(out, options=read_options(out), states=stages_of_run(out, ""))
     _read_stages(run)
     _read_funnel(run)
+    _read_mix(run)
     _read_manifests(run)
     run.versions = _read_versions(out)
     if "generate_connected_components" in run.stages:
@@ -157,6 +161,15 @@ def _read_funnel(run: DataRun) -> None:
         if is_file(run.out / FUNNEL_FILE):
             run.funnel = show_funnel(run.out)
     except GristmillError as error:
+        run.faults.append(str(error))
+
+
+def _read_mix(run: DataRun) -> None:
+    if DecideMix.name not in run.stages:
+        return
+    try:
+        run.mix = MixManifest.load(run.out / DecideMix.output)
+    except (InputError, UsageError) as error:
         run.faults.append(str(error))
 
 

@@ -1,10 +1,12 @@
 """Stages of a run that list documents by their facts: documents that are too short, or whose scores are too low."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from gristmill.counts import Counts
 from gristmill.errors import require
+from gristmill.wording import markdown_table
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from preprocessing.choose_by_score import STAGE as CHOOSE_BY_SCORE
@@ -78,6 +80,11 @@ class ChooseByScore(StageSpec):
             not banded or "train_text" not in config.keep,
             f"[scores.{' '.join(banded)}]: bands have no effect on --keep train_text; leave out one of them",
         )
+
+    def card(self, out: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+        """Yield what each score keeps."""
+        yield "\n## Scores\n"
+        yield from markdown_table(("score", "documents that it keeps"), list(settings.items()))
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""

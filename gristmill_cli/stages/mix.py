@@ -1,17 +1,20 @@
 """Stage of a run: decide which documents are in the train set, how often, and which are held out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.errors import require
 from gristmill.storage.files import read_file
+from gristmill.wording import markdown_table
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.odd_files import FEW_DOCUMENTS
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from preprocessing.datasets import DEFAULT_WEIGHT, WEIGHTS, kept_by_mix, mixed_tally, source_amounts, source_weights
 from preprocessing.mix import STAGE, mix_facts
+from preprocessing.mixing.mix_manifest import MixManifest
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.split import check_holdout
 
@@ -78,6 +81,17 @@ class DecideMix(StageSpec):
                 yield from differing_amount(config, source, config.mix.bytes[source], mixed.bytes, "bytes")
             elif source not in config.mix.tokens and max(kept, distinct) >= FEW_DOCUMENTS and not run.bands:
                 yield from differing_amount(config, source, weight * kept, mixed.documents, "documents")
+
+    def card(self, out: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+        """Yield how often the mix has the documents of each band of a score, if there are bands."""
+        bands = MixManifest.load(out / self.output).bands
+        if not bands:
+            return
+        yield "\n## Bands of the score\n"
+        rows = list[tuple[str, ...]]()
+        for share in bands:
+            rows.append((share.source, share.band, f"{share.documents:,}", f"{share.weight:g}", f"{share.mixed:,}"))
+        yield from markdown_table(("source", "band", "documents", "epochs", "in the mix"), rows)
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""

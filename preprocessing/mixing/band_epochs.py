@@ -15,20 +15,11 @@ from gristmill.engine.task import Result, Task
 from preprocessing.mixing.drops import load_drops
 from preprocessing.mixing.epochs import Amounts, MeasuredSources
 from preprocessing.mixing.facts import GroupFacts, is_kept
+from preprocessing.mixing.mix_manifest import BandShare
 from preprocessing.mixing.sampling import SourceEpochs, random_numbers, select_kth, write_numbers
 from preprocessing.scoring.score_choice import ScoreBands
 
 BandEpochs = tuple[SourceEpochs, ...]  # of a source: those of each band, or one without bands
-
-
-@dataclass(frozen=True)
-class BandShare:
-    """The documents of a source in a band that are not dropped, and their weight: the source's times the band's."""
-
-    source: str
-    band: str
-    weight: float
-    documents: int
 
 
 @dataclass(frozen=True)
@@ -167,6 +158,6 @@ def bands_table(bands: Sequence[BandShare]) -> Table:
     for name in ("documents", "weight", "in the mix"):
         table.add_column(name, justify="right")
     for share in bands:
-        mixed = round(share.weight * share.documents)
-        table.add_row(Text(share.source), Text(share.band), f"{share.documents:,}", f"{share.weight:g}", f"{mixed:,}")
+        numbers = [f"{share.documents:,}", f"{share.weight:g}", f"{share.mixed:,}"]
+        table.add_row(Text(share.source), Text(share.band), *numbers)
     return table

@@ -25,13 +25,31 @@ class DecisionsFile(msgspec.Struct, forbid_unknown_fields=True):
     holdout_bytes: int
 
 
+class BandShare(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The documents of a source in a band that are not dropped, and their weight: the source's times the band's."""
+
+    source: str
+    band: str
+    weight: float
+    documents: int
+
+    @property
+    def mixed(self) -> int:
+        """Return how many documents of the mix it makes, copies included."""
+        return round(self.weight * self.documents)
+
+
 class MixManifest(msgspec.Struct, forbid_unknown_fields=True):
-    """How a mix was decided; `files` are the decisions, in the order of keys."""
+    """How a mix was decided; `files` are the decisions, in the order of keys, `bands` those of a score, if it has any.
+
+    The weight of a source with bands is that of all its documents together.
+    """
 
     seed: int
     weights: dict[str, float]
     holdout: float
     files: list[DecisionsFile]
+    bands: list[BandShare] = []
 
     @classmethod
     def load(cls, folder: Path) -> "MixManifest":

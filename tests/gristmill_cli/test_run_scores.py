@@ -15,6 +15,7 @@ from gristmill.config import load_config
 from gristmill.counts import READ, WRITTEN
 from gristmill.errors import UsageError
 from gristmill.io.keys import iter_keys
+from gristmill_cli.cards.data_card import card
 from gristmill_cli.preview import preview_scores
 from gristmill_cli.report.write import report
 from gristmill_cli.run import run
@@ -244,6 +245,12 @@ def test_bands_have_weights_of_their_own_in_the_mix(folder: Path, capfd: pytest.
     said = capfd.readouterr()
     assert re.search(r"mills +high +30 +5 +150", said.out), said.out
     assert re.search(r"ads +low +60 +0.25 +15", said.out), said.out
+    card(folder / "out")
+    written = (folder / "out/tokens/README.md").read_text()
+    assert "| mills | high | 30 | 5 | 150 |" in written and "| edu | bands" in written, written
+    report((folder / "out",))
+    page = (folder / "out/report.html").read_text()
+    assert "mills: high" in page and "Bands of the score" in page
     copies = copies_in(folder)
     for source, own in scores_in(folder).items():
         weight = 2 if source == "mills" else 1
