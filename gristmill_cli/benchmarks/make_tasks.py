@@ -187,17 +187,14 @@ def _next_word(passages: Passages, number: int, draw: random.Random) -> ClozeIte
     passage = passages.ordered[number]
     words = passage.words()
     places = [place for place in range(_WORDS // 2, _WORDS) if _is_plain(words[place])]
-    if not places:
-        return None
-    place = draw.choice(places)
-    return _item(passage, place, words[place], _as_frequent(passages, words[place]), draw)
-
-
-def _as_frequent(passages: Passages, word: str) -> list[str]:
-    """Return words that are about as frequent as a word."""
-    rank = passages.ranks[word]
-    near = passages.vocabulary[max(0, rank - _NEIGHBOURS) : rank + _NEIGHBOURS + 1]
-    return [other for other in near if other != word]
+    draw.shuffle(places)
+    for place in places:
+        rank = passages.ranks[words[place]]
+        near = passages.vocabulary[max(0, rank - _NEIGHBOURS) : rank + _NEIGHBOURS + 1]
+        others = _rarer_and_more_frequent(passages, words[place], near, draw)
+        if others:
+            return _item(passage, place, words[place], others, draw)
+    return None
 
 
 def _repeated_word(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:
@@ -207,11 +204,30 @@ def _repeated_word(passages: Passages, number: int, draw: random.Random) -> Cloz
     for place in range(_WORDS // 2, _WORDS):
         if _is_plain(words[place]) and len(words[place]) > 3 and words[place] in words[:place]:
             places.append(place)
-    if not places:
+    draw.shuffle(places)
+    for place in places:
+        of_passage = [word for word in dict.fromkeys(words[:place]) if _is_plain(word) and len(word) > 3]
+        others = _rarer_and_more_frequent(passages, words[place], of_passage, draw)
+        if others:
+            return _item(passage, place, words[place], others, draw)
+    return None
+
+
+def _rarer_and_more_frequent(
+    passages: Passages, word: str, others: Sequence[str], draw: random.Random
+) -> list[str] | None:
+    """Return wrong answers, of which none, one, two or all are more frequent than a word, each as often.
+
+    So a model that knows no more than how frequent words are, or prefers short ones, which mostly are, is at chance.
+    None where this cannot be: too few of `others` are more frequent, or less.
+    """
+    wrong = _CHOICES - 1
+    rarer = [other for other in others if passages.ranks[other] < passages.ranks[word]]
+    more_frequent = [other for other in others if passages.ranks[other] > passages.ranks[word]]
+    if min(len(rarer), len(more_frequent)) < wrong:
         return None
-    place = draw.choice(places)
-    others = [word for word in dict.fromkeys(words[:place]) if _is_plain(word) and len(word) > 3]
-    return _item(passage, place, words[place], [word for word in others if word != words[place]], draw)
+    above = draw.randrange(_CHOICES)
+    return draw.sample(more_frequent, above) + draw.sample(rarer, wrong - above)
 
 
 def _ending(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,31 @@ def test_right_answers_are_what_follows_and_wrong_ones_are_not(tmp_path: Path) -
         assert all(choice in item["context"].split() for choice in item["choices"])
     for item in tasks["holdout_order"]:
         assert len({" ".join(sorted(choice.split())) for choice in item["choices"]}) == 1
+
+
+def test_who_knows_only_how_frequent_or_long_words_are_is_at_chance(tmp_path: Path) -> None:
+    """In text as it is: a few short words are frequent, and so are most that are repeated within a passage."""
+    chosen = random.Random(1)
+    words = ["b" + "ao"[number % 2] * (2 + number // 8) + "dgkmnprt"[number % 8] for number in range(160)]
+    shares = [1 / (rank + 3) for rank in range(len(words))]
+    texts = [" ".join(chosen.choices(words, shares, k=480)) for _ in range(150)]
+    (tmp_path / "holdout/web").mkdir(parents=True)
+    (tmp_path / "holdout/web/a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    make_tasks(tmp_path / "holdout", tmp_path / "tasks", items=300)
+    counts = Counter(" ".join(texts).split())
+    guesses: list[Callable[[str], int]] = [counts.__getitem__, lambda word: -len(word), len]
+    for name in ("holdout_word", "holdout_repeat"):
+        items = items_of(tmp_path / "tasks")[name]
+        assert len(items) == 300
+        for guess in guesses:
+            chosen_right = [
+                guess(item["choices"][item["answer"]]) == max(map(guess, item["choices"])) for item in items
+            ]
+            shared = [
+                sum(guess(word) == max(map(guess, item["choices"])) for word in item["choices"]) for item in items
+            ]
+            accuracy = sum(right / among for right, among in zip(chosen_right, shared, strict=True)) / len(items)
+            assert 0.17 < accuracy < 0.33, (name, accuracy)
 
 
 def test_the_same_text_gives_the_same_tasks(tmp_path: Path) -> None:
