@@ -155,6 +155,12 @@ def test_shards_that_were_written_anew_are_named_and_how_to_go_on(config: TrainC
         train(once)
     said = f"run of other token shards: those in {tokens} were written anew since. Restore them to resume it, or choose"
     assert said in str(refused.value) and f"--init_from {config.out_dir} to go on" in str(refused.value)
+    write_shards(tokens, [documents])
+    train(once)
+    write_shards(data.holdout, [documents[:29]])
+    with pytest.raises(UsageError, match=f"those in {data.holdout} were written anew since"):
+        train(once)
+    write_shards(data.holdout, [documents[:30]])
     elsewhere = replace(once, data=replace(data, train=write_shards(tmp_path / "others", [documents[:-1]])))
     with pytest.raises(UsageError, match=r"differs in data\.train \(\w+ there, \w+ now\).*Give the values"):
         train(elsewhere)
