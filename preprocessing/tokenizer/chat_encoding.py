@@ -41,15 +41,13 @@ def encode_chat(
     return ids, mask
 
 
-def special_tokens(model: SentencePieceTokenizer) -> dict[str, str]:
-    """Return the tokens that a chat template may name, as tokenizer_config.json has them."""
+def special_tokens(model: AnyTokenizer) -> dict[str, str]:
+    """Return the tokens that a chat template may name, of a tokenizer without a tokenizer_config.json."""
+    ids = {"bos_token": model.special({}, "bos"), "eos_token": model.special({}, "eos")}
+    if isinstance(model, JsonTokenizer):
+        return {name: str(model.model.id_to_token(piece)) for name, piece in ids.items() if piece >= 0}
     processor = model.model
-    ids = {
-        "bos_token": processor.bos_id(),
-        "eos_token": processor.eos_id(),
-        "pad_token": processor.pad_id(),
-        "unk_token": processor.unk_id(),
-    }
+    ids |= {"pad_token": processor.pad_id(), "unk_token": processor.unk_id()}
     return {name: processor.id_to_piece(piece) for name, piece in ids.items() if piece >= 0}
 
 

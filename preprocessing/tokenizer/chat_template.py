@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gristmill.errors import UsageError
 from gristmill.io.tokenizer_companions import CONFIG, companions_of, read_config
-from gristmill.io.tokenizer_file import SentencePieceTokenizer, open_tokenizer
+from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.files import is_file, read_file
 from preprocessing.tokenizer.chat_encoding import special_tokens
 
@@ -180,12 +180,9 @@ def _marked(text: str) -> ChatText:
 
 
 def _special_tokens(tokenizer: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens of a tokenizer that a template may name: of its config, or of a SentencePiece model."""
+    """Return the special tokens of a tokenizer that a template may name: of its config, or else its own."""
     named = {name: text for name in _TOKENS if (text := _content(config.get(name))) is not None}
-    if named or tokenizer.suffix == ".json":
-        return named
-    model = open_tokenizer(tokenizer)
-    return special_tokens(model) if isinstance(model, SentencePieceTokenizer) else {}
+    return named or special_tokens(open_tokenizer(tokenizer))
 
 
 def _to_json(value: Any, **options: Any) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from rich.console import Console
@@ -18,6 +19,7 @@ from gristmill_cli.status.command import stages_of_run
 from preprocessing.tokenize_chats import tokenize_chats
 from tests.gristmill_cli.corpus import make_corpus, tree
 from tests.preprocessing.chats import MARKING, make_chats, make_tokenizer, write_chats
+from tests.preprocessing.test_tokenize_chats import read_chats
 
 
 @pytest.fixture
@@ -67,12 +69,21 @@ def test_chats_without_a_template_are_refused_before_the_run(config: RunConfig) 
         check_config(replace(config, chats=Chats(messages="turns")))
 
 
-def test_chats_may_be_encoded_with_the_tokenizer_that_the_run_trains(config: RunConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", ["bpe", "byte-bpe"])
+def test_chats_may_be_encoded_with_the_tokenizer_that_the_run_trains(
+    config: RunConfig, tmp_path: Path, model_type: Literal["bpe", "byte-bpe"]
+) -> None:
     (tmp_path / "chat.jinja").write_text(MARKING["plain"])
-    own = replace(config, tokenizer=Tokenizer(vocab_size=600), chats=replace(config.chats, template=tmp_path / "none"))
+    own = replace(
+        config,
+        tokenizer=Tokenizer(vocab_size=600, model_type=model_type),
+        chats=replace(config.chats, template=tmp_path / "none"),
+    )
     with pytest.raises(UsageError, match="none: there is no such file; expected a chat template"):
         check_config(own)
     run(replace(own, chats=replace(config.chats, template=tmp_path / "chat.jinja")))
     chats = open_shards(config.out / "tokens/chats")[0]
     assert chats.documents == 40
     assert chats.tokenizer.sha256 == open_shards(config.out / "tokens/train")[0].tokenizer.sha256
+    for ids, mask in read_chats(config.out / "tokens/chats"):
+        assert ids[-1] == chats.tokenizer.end_of_document and mask[-1]  # by the template's eos_token: the model learns to end
