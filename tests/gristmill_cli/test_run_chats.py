@@ -86,4 +86,4 @@ def test_chats_may_be_encoded_with_the_tokenizer_that_the_run_trains(
     assert chats.documents == 40
     assert chats.tokenizer.sha256 == open_shards(config.out / "tokens/train")[0].tokenizer.sha256
     for ids, mask in read_chats(config.out / "tokens/chats"):
-        assert ids[-1] == chats.tokenizer.end_of_document and mask[-1]  # by the template's eos_token: the model learns to end
+        assert ids[-1] == chats.tokenizer.end_of_document and mask[-1]  # so the model learns to end
