@@ -25,7 +25,7 @@ from gristmill_cli.run_config import RunConfig
 from preprocessing.quality.measures import TextMeasures
 from preprocessing.quality.recipe import LANGUAGE, Bounds, LanguageBounds, Recipe, load_recipe
 from preprocessing.scoring.score_choice import parse_bands
-from preprocessing.steps.model_score import ScoreOptions, score_step
+from preprocessing.steps.model_score import ScoreOptions, score_steps
 from preprocessing.steps.normalise import Normalise
 from preprocessing.steps.recipe_rules import RecipeRules
 from preprocessing.steps.user_function import UserFunction
@@ -85,7 +85,7 @@ def preview_scores(config: Positional[Path], documents: int = 1000, examples: in
     options = load_config(RunConfig, ["--config", str(config)])
     require(bool(options.scores), f"{config}: expected a table [scores.NAME], got none")
     require(documents > 0, f"--documents {documents}: expected 1 or more")
-    scores = [score_step(name, table) for name, table in options.scores.items()]
+    scores = score_steps(options.scores)
     steps: list[DocumentStep] = [Normalise(options.normalize.ftfy), *map(UserFunction.of, options.steps)]
     if options.recipe:
         steps.append(RecipeRules.of(options.recipe))
@@ -97,7 +97,8 @@ def preview_scores(config: Positional[Path], documents: int = 1000, examples: in
     done = run_steps([*steps, *scores], batch)
     head = Text(f"{len(sample):,} of {count_of(total, 'document')} scored")
     lines: list[RenderableType] = [head]
-    for step, table in zip(scores, options.scores.values(), strict=True):
+    for step in scores:
+        table = options.scores[step.score]
         positions, values = done.facts.get(step.fact, (np.empty(0, np.int64), np.empty(0, np.float32)))
         scored = [(float(value), sample[at]) for at, value in zip(positions.tolist(), values, strict=True)]
         lines += [Text(), *_report_score(step.score, table, scored, examples)]

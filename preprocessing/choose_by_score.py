@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from math import floor
 from pathlib import Path
 
@@ -25,8 +26,10 @@ from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.facts import written_by_file
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
+from gristmill.storage.files import read_file
 from gristmill.storage.local import atomic_write_bytes
 from preprocessing.scoring.score_choice import Choice, Cut, Cuts, ScoreBands, is_kept
+from preprocessing.scoring.score_ranks import GRID, ScoreRanks
 from preprocessing.scoring.score_statistics import ScoreSums, join_sums, score_table
 from preprocessing.steps.text_digest import TEXT_DIGEST
 
@@ -69,12 +72,15 @@ def list_low_scores(
     ) as run:
         files = plan_facts(run, facts_dir)
         paths = [facts_dir / file.path for file in files]
-        cuts = _find_cuts(run, FileSet(tuple(paths)), choices)
+        ranks = _find_ranks(run, FileSet(tuple(paths)), choices)
+        cuts = _find_cuts(run, FileSet(tuple(paths)), choices, ranks)
         tasks = list[Task]()
         for bundle in batched(paths, count=_FACTS_FILES):
             name = bundle[0].relative_to(facts_dir).as_posix()
             output = run.ledger.root / STATE_DIR / run.output / f"{name}.low.parquet"
-            arguments = {"facts": FileSet(tuple(bundle)), "choices": choices, "cuts": cuts, "output": output}
+            arguments = {
+                "facts": FileSet(tuple(bundle)), "choices": choices, "cuts": cuts, "ranks": ranks, "output": output,
+            }  # fmt: skip
             tasks.append(Task(name, find_low_rows, arguments, (output,)))
         found = run.step(_FIND, tasks)
         keys = FileSet(tuple(run.ledger.path(record.outputs[0]) for record in found.records))
@@ -82,7 +88,8 @@ def list_low_scores(
         run.step("merge", [Task("merge", merge_low, merging, (output_file,), memory=options.memory_bytes)])
         banded = [choice for choice in choices if choice.bands]
         if bands_file:
-            bands = ScoreBands.of(banded[0], Cuts(cuts), sorted(found.counts.tallies))
+            sources = sorted(found.counts.tallies)
+            bands = ScoreBands.of(banded[0], Cuts(cuts), sources, _read_ranks(ranks))
             run.step("bands", [Task("bands", write_bands, {"bands": bands, "output": bands_file}, (bands_file,))])
         counts = run.finish(found.counts.merge(run.note("files that are read", count_files(files))))
     if run.ran and not options.quiet:
@@ -96,47 +103,90 @@ def list_low_scores(
     return counts, cuts
 
 
-def _find_cuts(run: StageRun, facts: FileSet, choices: Sequence[Choice]) -> list[Cut]:
+def _find_ranks(run: StageRun, facts: FileSet, choices: Sequence[Choice]) -> Path | None:
+    """Return the file of the ranks that ensembles need; None without ensembles."""
+    members = dict[tuple[str, bool], None]()  # in order, each once
+    for choice in choices:
+        for fact in choice.members:
+            members[fact, choice.of_all] = None
+    if not members:
+        return None
+    tasks = list[Task]()
+    for number, (fact, of_all) in enumerate(members):
+        output = run.work / "ranks" / f"{number}.json"
+        member = Choice(fact, fact, of_all=of_all)
+        arguments = {"facts": facts, "choice": member, "quantiles": GRID, "ranks": None, "output": output}
+        tasks.append(Task(f"{fact} {number}", find_cuts, arguments, (output,), memory=run.options.memory_bytes))
+    run.step("ranks of members", tasks)
+    output = run.work / "ranks.json"
+    joining = {"members": FileSet(tuple(task.outputs[0] for task in tasks)), "output": output}
+    run.step("ranks", [Task("ranks", join_ranks, joining, (output,))])
+    return output
+
+
+def join_ranks(members: FileSet, output: Path) -> None:
+    """Task: write the ranks of all groups, from the limits of each member."""
+    limits = defaultdict[str, dict[str, list[float]]](dict)
+    for path in members.paths:
+        for cut in msgspec.json.decode(path.read_bytes(), type=list[Cut]):
+            limits[cut.group].setdefault(cut.name, []).append(cut.limit)
+    atomic_write_bytes(output, msgspec.json.encode(ScoreRanks.of(limits)))
+
+
+def _read_ranks(path: Path | None) -> ScoreRanks | None:
+    return msgspec.json.decode(read_file(path), type=ScoreRanks) if path else None
+
+
+def _find_cuts(run: StageRun, facts: FileSet, choices: Sequence[Choice], ranks: Path | None) -> list[Cut]:
     """Return the limits of all groups, for the choices by a quantile."""
     tasks = list[Task]()
     for number, choice in enumerate(choices):
         if choice.quantiles:
             output = run.work / "cuts" / f"{number}.json"
-            arguments = {"facts": facts, "choice": choice, "output": output}
+            arguments = {
+                "facts": facts, "choice": choice, "quantiles": choice.quantiles, "ranks": ranks, "output": output,
+            }  # fmt: skip
             tasks.append(Task(choice.name, find_cuts, arguments, (output,), memory=run.options.memory_bytes))
     return [cut for of_choice in run.step("cuts", tasks).values(list[Cut]) for cut in of_choice]
 
 
-def find_cuts(facts: FileSet, choice: Choice, output: Path, memory: int) -> Result:
-    """Task: the value is the limit of each group that each quantile gives, as NumPy computes it from all its scores."""
+def find_cuts(
+    facts: FileSet, choice: Choice, quantiles: tuple[float, ...], ranks: Path | None, output: Path, memory: int
+) -> Result:
+    """Task: write the limit of each group that each quantile gives, as NumPy computes it from all its scores.
+
+    The value is the same limits, of a few quantiles.
+    """
+    known_ranks = _read_ranks(ranks)
     numbers: dict[str, int] = {}
     sizes = list[int]()
     with ExternalSorter(output.with_name(f"{output.name}.sorted"), _SCORE, ("group", "score"), memory // 2) as sorter:
         for path in facts.paths:
-            for name, rows in written_by_file(path, (choice.fact,)):
+            for name, rows in written_by_file(path, choice.facts):
                 number = numbers.setdefault(choice.group(source_of(name)), len(numbers))
                 if number == len(sizes):
                     sizes.append(0)
                 sizes[number] += rows.num_rows
                 records = np.empty(rows.num_rows, _SCORE)
                 records["group"] = number
-                records["score"] = _scores(rows, choice.fact, path)
+                records["score"] = _scores(rows, choice, source_of(name), known_ranks, path)
                 sorter.add(records)
         starts = np.cumsum([0, *sizes])[:-1].tolist()
-        ranks = [[(size - 1) * quantile for quantile in choice.quantiles] for size in sizes]
+        places = [[(size - 1) * quantile for quantile in quantiles] for size in sizes]
         positions = set[int]()
-        for start, size, of_group in zip(starts, sizes, ranks, strict=True):
+        for start, size, of_group in zip(starts, sizes, places, strict=True):
             for rank in of_group:
                 positions.update(start + at for at in _neighbours(rank, size))
         scores = _scores_at(sorter, sorted(positions))
     cuts = list[Cut]()
     for group, number in numbers.items():
-        for quantile, rank in zip(choice.quantiles, ranks[number], strict=True):
+        for quantile, rank in zip(quantiles, places[number], strict=True):
             both = [scores[starts[number] + at] for at in _neighbours(rank, sizes[number])]
             limit = float(np.quantile(np.array(both), rank - floor(rank)))
             cuts.append(Cut(choice.name, group, quantile, limit))
     atomic_write_bytes(output, msgspec.json.encode(cuts))
-    return Result(Counts({}, []), msgspec.to_builtins(cuts))
+    is_for_ranks = quantiles == GRID  # which the file alone has
+    return Result(Counts({}, []), [] if is_for_ranks else msgspec.to_builtins(cuts))
 
 
 def _neighbours(rank: float, size: int) -> tuple[int, int]:
@@ -158,7 +208,9 @@ def _scores_at(sorter: ExternalSorter, positions: Sequence[int]) -> dict[int, fl
     return scores
 
 
-def find_low_rows(facts: FileSet, choices: tuple[Choice, ...], cuts: list[Cut], output: Path) -> Result:
+def find_low_rows(
+    facts: FileSet, choices: tuple[Choice, ...], cuts: list[Cut], ranks: Path | None, output: Path
+) -> Result:
     """Task: write the keys of the documents in some files of facts that one of the choices does not keep.
 
     The value is how their scores are distributed: a list of ScoreSums.
@@ -167,7 +219,8 @@ def find_low_rows(facts: FileSet, choices: tuple[Choice, ...], cuts: list[Cut], 
     low = defaultdict[str, list[NDArray[np.int64]]](list)
     limits = Cuts(cuts)
     sums: dict[tuple[str, str], ScoreSums] = {}
-    columns = list(dict.fromkeys(choice.fact for choice in choices))
+    known_ranks = _read_ranks(ranks)
+    columns = list(dict.fromkeys(chain.from_iterable(choice.facts for choice in choices)))
     if any(choice.keep for choice in choices):
         columns.append(TEXT_DIGEST[0])
     for path in facts.paths:
@@ -178,7 +231,7 @@ def find_low_rows(facts: FileSet, choices: tuple[Choice, ...], cuts: list[Cut], 
             digests = rows[TEXT_DIGEST[0]].to_numpy() if TEXT_DIGEST[0] in columns else np.empty(0, np.uint64)
             counts.add(source, READ, int(sizes.sum()), rows.num_rows)
             for choice in choices:
-                scores = _scores(rows, choice.fact, path)
+                scores = _scores(rows, choice, source, known_ranks, path)
                 of_source = sums.setdefault((choice.name, source), ScoreSums(choice.name, source))
                 of_source.add(scores, sizes)
                 limit = limits.limit(choice, source)
@@ -207,7 +260,16 @@ def write_bands(bands: ScoreBands, output: Path) -> None:
     atomic_write_bytes(output, msgspec.json.encode(bands))
 
 
-def _scores(rows: pa.Table, fact: str, path: Path) -> NDArray[np.float32]:
+def _scores(rows: pa.Table, choice: Choice, source: str, ranks: ScoreRanks | None, path: Path) -> NDArray[np.float32]:
+    """Return the score (n) of each document of a source that a choice is made by."""
+    noted = {fact: _noted(rows, fact, path) for fact in choice.facts}
+    if not choice.members:
+        return noted[choice.fact]
+    assert ranks is not None
+    return ranks.groups[choice.group(source)].mean(noted)
+
+
+def _noted(rows: pa.Table, fact: str, path: Path) -> NDArray[np.float32]:
     column = rows.column(fact)
     if column.null_count:
         raise InputError(f"{path} has documents without the score {fact}: expected one for each; run prepare again")

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from gristmill.counts import Counts
 from gristmill.errors import require
 from gristmill.wording import markdown_table
@@ -15,7 +17,7 @@ from preprocessing.filter import KEPT, STAGE, list_short
 from preprocessing.minimum_length import check_threshold
 from preprocessing.scoring.score_choice import Band, Choice, parse_bands
 from preprocessing.scoring.score_statistics import odd_scores
-from preprocessing.steps.model_score import ScoreOptions, score_step
+from preprocessing.steps.model_score import ScoreOptions, score_steps
 
 
 class FilterShort(StageSpec):
@@ -59,7 +61,8 @@ class ChooseByScore(StageSpec):
 
     def call(self, run: RunContext) -> Counts:
         """Write the key set of the documents that go."""
-        choices = [_choice(name, options) for name, options in run.config.scores.items()]
+        facts = {step.score: step.fact for step in score_steps(run.config.scores)}
+        choices = [_choice(name, options, facts) for name, options in run.config.scores.items()]
         counts, _ = list_low_scores(run.facts, self.path(run.config), choices, run.options, run.bands)
         return counts
 
@@ -69,8 +72,7 @@ class ChooseByScore(StageSpec):
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
         """Raise the error of a table or a model that cannot be used."""
-        for name, options in config.scores.items():
-            score_step(name, options)
+        score_steps(config.scores)
         banded = [name for name, options in config.scores.items() if options.bands]
         require(
             len(banded) < 2,
@@ -97,14 +99,26 @@ class ChooseByScore(StageSpec):
         yield from odd_scores(of_models, run.config.alarms.score)
 
 
-def _choice(name: str, options: ScoreOptions) -> Choice:
-    fact = score_step(name, options).fact
-    bands = parse_bands(options.bands)
-    return Choice(name, fact, options.min, options.quantile, options.of == "all", bands, options.keep, options.max)
+def _choice(name: str, options: ScoreOptions, facts: Mapping[str, str]) -> Choice:
+    """Return what a table keeps; `facts` are the names in the facts of the scores that are noted."""
+    return Choice(
+        name,
+        facts.get(name, ""),
+        options.min,
+        options.quantile,
+        options.of == "all",
+        parse_bands(options.bands),
+        options.keep,
+        options.max,
+        tuple(facts[member] for member in options.mean_of),
+    )
 
 
 def _describe(options: ScoreOptions) -> str:
     """Return what a score keeps, in a few words."""
+    if options.mean_of:
+        members = ", ".join(options.mean_of)
+        return f"mean of ranks by {members} of {options.of}: {_describe(replace(options, mean_of=()))}"
     limits = {"min": options.min, "max": options.max}
     given = [f"{limit} {value:g}" for limit, value in limits.items() if value is not None]
     if given:

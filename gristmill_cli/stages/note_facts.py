@@ -8,7 +8,7 @@ from gristmill.steps import DocumentStep
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from preprocessing.document_pass import NOTED
 from preprocessing.prepare import STAGE, prepare
-from preprocessing.steps.model_score import score_step
+from preprocessing.steps.model_score import score_steps
 
 
 class NoteFacts(StageSpec):
@@ -50,6 +50,5 @@ def signature_settings(run: RunContext) -> dict[str, Any]:
         name: getattr(run.config.dedup, name) for name in ("hash", "unit", "width", "permutations", "seed")
     }
     if run.config.scores:
-        steps = [score_step(name, options) for name, options in run.config.scores.items()]
-        settings["scores"] = [step.describe() for step in steps]
+        settings["scores"] = [step.describe() for step in score_steps(run.config.scores)]
     return settings

@@ -13,7 +13,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
 from preprocessing.prepare import versions_of
-from preprocessing.steps.model_score import score_step
+from preprocessing.steps.model_score import score_steps
 from preprocessing.steps.text_digest import TextDigest
 from preprocessing.steps.token_count import TokenCount
 
@@ -52,7 +52,7 @@ class RunContext:
     @property
     def fact_steps(self) -> list[DocumentStep]:
         """Return the steps that note what documents are filtered, compared and mixed by."""
-        scores = [score_step(name, options) for name, options in self.config.scores.items()]
+        scores = score_steps(self.config.scores)
         steps: list[DocumentStep] = [TextDigest(), Fingerprint(self.config.sketch), *scores]
         if self.config.counting_tokenizer:
             steps.append(TokenCount.of(self.config.counting_tokenizer))

@@ -47,7 +47,7 @@ def load_facts(path: Path, names: Sequence[str], has_tokens: bool, bands: ScoreB
     if has_tokens:
         columns.append(TOKENS)
     if bands:
-        columns.append(bands.fact)
+        columns.extend(bands.facts)
     tables: dict[str, list[pa.Table]] = {name: [] for name in names}
     for name, table in written_by_file(path, columns):
         if name not in tables:
@@ -68,7 +68,7 @@ def _join(name: str, tables: Sequence[pa.Table], has_tokens: bool, bands: ScoreB
     tokens = table.column(TOKENS).to_numpy() if has_tokens else np.zeros(len(rows), np.int64)
     of_bands = np.zeros(len(rows), np.int64)
     if bands:
-        of_bands = bands.find(source_of(name), table.column(bands.fact).to_numpy())
+        of_bands = bands.find(source_of(name), {fact: table.column(fact).to_numpy() for fact in bands.facts})
     return MixFacts(name, rows, table.column("bytes").to_numpy(), tokens, halves.view(DIGEST), of_bands)
 
 
@@ -91,7 +91,9 @@ class GroupFacts:
         """Return what is known of a file of facts."""
         names = corpus_files_of(file)
         label = file.path.removesuffix(SUFFIX)
-        return cls(label, source_of(names[0]), names, facts_dir / file.path, drops, has_tokens, bands)
+        source = source_of(names[0])
+        own_bands = bands.of_source(source) if bands else None
+        return cls(label, source, names, facts_dir / file.path, drops, has_tokens, own_bands)
 
     def load(self) -> list[MixFacts]:
         """Return the facts of each corpus file, in order."""

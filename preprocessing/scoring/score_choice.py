@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, require
+from preprocessing.scoring.score_ranks import GroupRanks, ScoreRanks
 
 _MAX_WEIGHT = 1_000
 ALL = "*"  # the group of all sources; no source has this name
@@ -34,7 +35,7 @@ class Choice:
 
     Or by chance, the chance being that of the score on the curve `keep`: points of score and chance, straight between
     them. Or all but those of `bands`, the lowest first, that have no weight. `fact` is the score's name in the facts,
-    `name` the one in its table.
+    `name` the one in its table. Of an ensemble `members` are the names in the facts of the scores that it joins.
     """
 
     name: str
@@ -45,6 +46,12 @@ class Choice:
     bands: tuple[Band, ...] = ()
     keep: tuple[tuple[float, float], ...] = ()
     max: float | None = None
+    members: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Return the names in the facts of the scores that are read."""
+        return self.members or (self.fact,)
 
     @property
     def reason(self) -> str:
@@ -121,18 +128,22 @@ class ScoreBands(msgspec.Struct, frozen=True):
     """The bands of a score, the lowest first, their weights, and the limits between them in each source."""
 
     score: str
-    fact: str
+    facts: tuple[str, ...]
     names: tuple[str, ...]
     weights: tuple[float, ...]
     limits: dict[str, tuple[float, ...]]
+    ranks: dict[str, GroupRanks] = {}  # of an ensemble, by source
 
     @classmethod
-    def of(cls, choice: Choice, cuts: Cuts, sources: Sequence[str]) -> "ScoreBands":
-        """Return the bands of a choice."""
+    def of(cls, choice: Choice, cuts: Cuts, sources: Sequence[str], ranks: ScoreRanks | None = None) -> "ScoreBands":
+        """Return the bands of a choice, and of an ensemble the `ranks` that it is made of."""
         names = tuple(band.name for band in choice.bands)
         weights = tuple(band.weight for band in choice.bands)
         limits = {source: tuple(cuts.band_limits(choice, source)) for source in sources}
-        return cls(choice.name, choice.fact, names, weights, limits)
+        of_sources = dict[str, GroupRanks]()
+        if choice.members and ranks:
+            of_sources = {source: ranks.groups[choice.group(source)] for source in sources}
+        return cls(choice.name, choice.facts, names, weights, limits, of_sources)
 
     @classmethod
     def read(cls, path: Path) -> "ScoreBands":
@@ -146,9 +157,16 @@ class ScoreBands(msgspec.Struct, frozen=True):
                 f"{path}: expected the bands of a score, as choose_by_score writes them ({error})"
             ) from error
 
-    def find(self, source: str, scores: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Return the number of the band of each document (n) of a source."""
+    def of_source(self, source: str) -> "ScoreBands":
+        """Return the bands with what is known of one source alone."""
+        limits = {source: self.limits[source]} if source in self.limits else {}
+        ranks = {source: self.ranks[source]} if source in self.ranks else {}
+        return ScoreBands(self.score, self.facts, self.names, self.weights, limits, ranks)
+
+    def find(self, source: str, scores_of: Mapping[str, NDArray[np.float32]]) -> NDArray[np.int64]:
+        """Return the number of the band of each document (n) of a source, by its scores: each of `facts` (n)."""
         limits = np.array(self.limits.get(source, ()), np.float64)
+        scores = self.ranks[source].mean(scores_of) if source in self.ranks else scores_of[self.facts[0]]
         return np.searchsorted(limits, scores.astype(np.float64), side="right").astype(np.int64)
 
 

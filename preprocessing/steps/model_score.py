@@ -1,5 +1,6 @@
 """Steps: scores of documents by models, noted as facts; a table [scores.NAME] of a run describes one (scores.py)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -29,7 +30,8 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     `fasttext` is a supervised model, .bin or .ftz; `transformers` a sequence classifier, as a folder or a repository
     ORG/NAME, which reads the first `max_tokens` of a text on a `device`. The score is the probability of `label`, or
     the output of a classifier that has one alone. Or `function`, module:function, takes a list of texts and returns a
-    list of scores. Or `measure` is one of the measures that the rules of recipes compare.
+    list of scores. Or `measure` is one of the measures that the rules of recipes compare. Or it is an ensemble: the
+    mean of a document's ranks, from 0 to 1, by the scores that `mean_of` names, among those `of` its source or of all.
 
     A document whose score is below `min` or above `max` goes; or, with `quantile`, one that is below this quantile of
     the scores, `of` its source or of all. Or documents are in `bands`, whose weights multiply those of sources; or they
@@ -41,6 +43,7 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     transformers: str = ""
     function: str = ""
     measure: str = ""
+    mean_of: tuple[str, ...] = ()
     label: str = ""
     max_tokens: int = 512
     device: Device = "cpu"
@@ -54,12 +57,18 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def check(self, name: str) -> None:
         """Raise UsageError for options that contradict each other, or that the model does not allow."""
         table = f"[scores.{name}]"
-        given = [model for model in (self.fasttext, self.transformers, self.function, self.measure) if model]
+        named = ", ".join(self.mean_of)
+        given = [model for model in (self.fasttext, self.transformers, self.function, self.measure, named) if model]
         require(
             len(given) == 1,
-            f"{table}: expected one of fasttext, transformers, function and measure, such as fasttext = 'model.bin', "
-            f"got {' and '.join(given) or 'none'}",
+            f"{table}: expected one of fasttext, transformers, function, measure and mean_of, such as "
+            f"fasttext = 'model.bin', got {' and '.join(given) or 'none'}",
         )
+        require(
+            not self.mean_of or len(set(self.mean_of)) == len(self.mean_of) > 1,
+            f"{table}: mean_of: expected two tables of scores or more, each once, got {named}",
+        )
+        require(not (self.mean_of and self.label), f"{table}: label has no effect on mean_of; leave it out")
         require(
             bool(self.transformers) or (self.max_tokens, self.device) == (512, "cpu"),
             f"{table}: max_tokens and device have no effect on {given[0]}; leave them out",
@@ -88,9 +97,30 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             f"{table}: quantile {self.quantile}: expected a number between 0 and 1, such as 0.9 for the best tenth",
         )
         require(
-            self.of == "source" or self.quantile is not None or any(band.quantile for band in self.bands.values()),
+            self.of == "source"
+            or bool(self.mean_of)
+            or self.quantile is not None
+            or any(band.quantile for band in self.bands.values()),
             f"{table}: of = 'all' has no effect without quantile; leave it out",
         )
+
+
+def score_steps(scores: Mapping[str, ScoreOptions]) -> list[ModelScore]:
+    """Return the steps of tables [scores.NAME]: of all but ensembles, which need no text.
+
+    Raises UsageError, or InputError, for a table or a model that cannot be used.
+    """
+    steps = list[ModelScore]()
+    for name, options in scores.items():
+        if not options.mean_of:
+            steps.append(score_step(name, options))
+            continue
+        options.check(name)
+        for member in options.mean_of:
+            is_score = member in scores and not scores[member].mean_of
+            expected = ", ".join(other for other, table in scores.items() if not table.mean_of)
+            require(is_score, f"[scores.{name}]: mean_of: expected tables of scores ({expected}), got {member!r}")
+    return steps
 
 
 def score_step(name: str, options: ScoreOptions) -> ModelScore:

@@ -299,7 +299,7 @@ def test_a_curve_keeps_by_chance_the_same_documents_for_any_workers(folder: Path
 
 def test_the_tables_of_the_page(folder: Path) -> None:
     configure(folder, min="")
-    plain, measures, bands, curve = toml_of_page()
+    plain, measures, bands, curve, ensemble = toml_of_page()
     toml = folder / "pipeline.toml"
     toml.write_text(plain.replace("min = 0.5\n", "") + bands)
     run(load_config(RunConfig, [*OPTIONS, "--until", "mix"]))
@@ -310,6 +310,46 @@ def test_the_tables_of_the_page(folder: Path) -> None:
     toml.write_text(plain.partition("[scores")[0] + measures.replace("min = 2", "min = 0"))
     run(load_config(RunConfig, [*OPTIONS, "--until", "choose_by_score"]))
     assert counts_of(folder, "choose_by_score", "kept") == 240
+    toml.write_text(plain.partition("[scores")[0] + ensemble)
+    run(load_config(RunConfig, [*OPTIONS, "--until", "mix"]))
+    assert 50 < counts_of(folder, "choose_by_score", "kept") < 80  # a quarter of 240, and ties
+    assert counts_of(folder, "choose_by_score", "low best") == counts_of(folder, "mix", "low score")
+
+
+def test_an_ensemble_has_bands_and_reads_no_text(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    toml = folder / "pipeline.toml"
+    (own,) = [text for text in toml_of_page() if "mean_of" in text]
+    toml.write_text(toml.read_text().partition("[scores")[0] + own)
+    run(load_config(RunConfig, OPTIONS))
+    bands = BANDS.replace("scores.edu", "scores.best")
+    toml.write_text(toml.read_text().replace("quantile = 0.75 ", "# ") + bands)
+    run(load_config(RunConfig, OPTIONS))
+    said = capfd.readouterr()
+    assert re.search(r"normalize_text: 240 read = .* \| done already, nothing to do", said.err), said.err
+    assert re.search(r"mills +high +\d+ +2.5 ", said.out), said.out
+    report((folder / "out",))
+    assert "documents by the score best" in (folder / "out/report.html").read_text()
+    stdout = StringIO()
+    Console(file=stdout, width=200).print(preview_scores(toml))
+    assert "edu" in stdout.getvalue() and "words" in stdout.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('mean_of = ["edu"]', "mean_of: expected two tables of scores or more, each once, got edu"),
+        ('mean_of = ["edu", "edu"]', "expected two tables of scores or more, each once"),
+        ('mean_of = ["edu", "none"]', r"mean_of: expected tables of scores \(edu\), got 'none'"),
+        ('mean_of = ["edu", "best"]', r"mean_of: expected tables of scores \(edu\), got 'best'"),
+        ('mean_of = ["edu", "x"]\nmeasure = "words"', "expected one of fasttext, transformers, function, measure and"),
+        ('mean_of = ["edu", "x"]\nlabel = "hq"', "label has no effect on mean_of"),
+    ],
+)
+def test_ensembles_that_cannot_be(folder: Path, table: str, said: str) -> None:
+    toml = folder / "pipeline.toml"
+    toml.write_text(f"{toml.read_text()}\n[scores.best]\n{table}\n")
+    with pytest.raises(UsageError, match=said):
+        run(load_config(RunConfig, OPTIONS))
 
 
 def test_the_report_draws_scores_and_quotes_documents_at_the_limit(folder: Path) -> None:

@@ -120,7 +120,7 @@ def test_bands_are_numpys_quantiles_and_one_without_weight_goes(tmp_path: Path, 
         limits = np.quantile(whole if of_all else values, [0.5, 0.9])
         np.testing.assert_allclose(bands.limits[source], limits, rtol=1e-15)
         expected = (values >= limits[0]).astype(int) + (values >= limits[1])
-        assert bands.find(source, own["a"]).tolist() == expected.tolist()
+        assert bands.find(source, {"a": own["a"]}).tolist() == expected.tolist()
         gone[source] = np.flatnonzero(expected == 0).tolist()
     assert rows_in(tmp_path / "low.parquet") == {source: rows for source, rows in gone.items() if rows}
     assert counts.total("low edu").documents == sum(map(len, gone.values()))
@@ -139,3 +139,43 @@ def test_a_curve_keeps_by_chance_and_the_same_texts_anywhere(tmp_path: Path, qui
     assert gone.tolist() == [bool(draw >= chance) for draw, chance in zip(draws, chances, strict=True)]
     assert gone[web["b"] < 0.2].all() and not gone[web["b"] > 0.9].any()
     assert 0.2 < gone[(web["b"] > 0.3) & (web["b"] < 0.6)].mean() < 0.8
+
+
+def plain_mean_of_ranks(values: list[np.ndarray], groups: list[np.ndarray]) -> np.ndarray:
+    """The share of a group that scores lower, half of the equal ones counted, from all scores: exact."""
+    ranks = []
+    for own, group in zip(values, groups, strict=True):
+        lower = (group[None, :] < own[:, None]).mean(axis=1)
+        equal = (group[None, :] == own[:, None]).mean(axis=1)
+        ranks.append(lower + equal / 2)
+    return np.mean(ranks, axis=0)
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_an_ensemble_keeps_by_the_mean_of_ranks(tmp_path: Path, quiet, scored, of_all: bool) -> None:
+    """Whatever the scales of its scores; within two thousandths, as ranks are those of a thousand quantiles."""
+    facts, scores = scored
+    choice = Choice("both", "", 0.5, None, of_all, members=("a", "b"))
+    counts, _ = list_low_scores(facts, tmp_path / "low.parquet", [choice], quiet)
+    gone = rows_in(tmp_path / "low.parquet")
+    whole = [np.concatenate([own[name] for own in scores.values()]) for name in ("a", "b")]
+    web = [scores["web"][name] for name in ("a", "b")]
+    ranks = plain_mean_of_ranks(web, whole if of_all else web)
+    is_gone = np.zeros(len(ranks), np.bool_)
+    is_gone[gone["web"]] = True
+    assert is_gone[ranks < 0.498].all() and not is_gone[ranks > 0.502].any()
+    assert 150 < is_gone.sum() < 350 and counts.total("low both").documents == sum(map(len, gone.values()))
+    again = tmp_path / "again" / "low.parquet"
+    list_low_scores(facts, again, [choice], RunOptions(2, "64MiB", quiet=True))
+    assert again.read_bytes() == (tmp_path / "low.parquet").read_bytes()
+
+
+def test_bands_of_an_ensemble_are_found_again_by_the_mix(tmp_path: Path, quiet, scored) -> None:
+    facts, scores = scored
+    choice = Choice("both", "", bands=BANDS, members=("a", "b"))
+    list_low_scores(facts, tmp_path / "low.parquet", [choice], quiet, tmp_path / "bands.json")
+    bands = ScoreBands.read(tmp_path / "bands.json").of_source("web")
+    found = bands.find("web", scores["web"])
+    assert bands.facts == ("a", "b")
+    assert np.flatnonzero(found == 0).tolist() == rows_in(tmp_path / "low.parquet")["web"]
+    assert [round(float((found == band).mean()), 1) for band in range(3)] == [0.5, 0.4, 0.1]
