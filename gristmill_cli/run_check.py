@@ -18,7 +18,6 @@ from gristmill.io.corpus import ARC, ASKED_FOR, Corpus, join_corpora, scan_corpu
 from gristmill.io.documents import source_of
 from gristmill.io.facts import CORE
 from gristmill.io.files import RUN_FILE, STATE_DIR
-from gristmill.io.readers import reject_missing_columns
 from gristmill.steps import check_steps
 from gristmill.storage.files import (
     check_writable,
@@ -45,7 +44,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     """Raise the error of the first option that a stage would refuse; writes nothing.
 
     Lists the corpus, for its `sources` if they are not given, and reads the header of one signature shard of each
-    index, and the beginning of one table of each source.
+    index; reads no document.
     """
     for folder in corpus_folders(config):
         _check_folders(folder, config.out)
@@ -61,7 +60,6 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
         with _section("normalize"):
             found = scan_inputs(config, config.corpus)
             web_libraries(file.name for file in found.files)  # raises if they are missing
-            reject_missing_columns(found.files)
         _note_texts(found)
         _note_arc(found)
         _note_top(config, found)

@@ -1,8 +1,7 @@
 """Readers: the documents of a corpus or of a slice of a file; malformed records are counted and written to a file."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -71,7 +70,6 @@ from gristmill.io.web.gzip_members import gzip_members
 from gristmill.io.web.records import MAX_PAGE_BYTES, REPLACED, Skipped, read_archive
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file
-from gristmill.storage.stores import store_of
 from gristmill.text import utf8_size, working_memory
 
 SLICE_BYTES = 64 << 20  # larger .jsonl and .parquet files are cut into slices of about this size, one task each
@@ -403,18 +401,6 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
     except (pa.ArrowException, OSError, ValueError) as error:  # OSError: a damaged page; the last: a name that is not
         # UTF-8, or that two fields of a struct have
         raise damaged_table(part.path, f" after row {row:,}", error) from error
-
-
-def reject_missing_columns(files: Iterable[CorpusFile]) -> None:
-    """Raise InputError if a source's first table on this machine lacks the column of its texts; reads a table each."""
-    first_of_source = dict[str, CorpusFile]()
-    for file in files:
-        if _format(file.name) in TABLE_FORMATS and not store_of(file.path).needs_copies:
-            first_of_source.setdefault(file.source, file)
-    for file in first_of_source.values():
-        (whole,) = slices_at(file, ONE_SLICE)
-        with suppress(DamagedFile):  # which a run leaves out
-            next(_read_table(whole), None)
 
 
 def _require_column(columns: list[str], part: Slice) -> None:

@@ -3,23 +3,20 @@
 import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from dedup.candidates.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch
 from gristmill.config import option_types
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill_cli import run_check
-from gristmill_cli.run import check_run, main
+from gristmill_cli.run import main
 from gristmill_cli.run_config import RunConfig
 from preprocessing.steps.normalise import check_ftfy
 from tests.gristmill.engine.opens import count_opens, count_processes
@@ -386,19 +383,3 @@ def test_the_command_itself_exits_with_2(folder) -> None:
     done = subprocess.run(arguments, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("error: --mix.weights names 'nonexist'")
     assert not (folder / "out").exists()
-
-
-def test_a_table_without_the_column_of_texts_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """A damaged one is not: the run leaves it out."""
-    corpus = tmp_path / "corpus"
-    for name, columns in (("book", ["text"]), ("wiki", ["content", "id"])):
-        (corpus / name).mkdir(parents=True)
-        pq.write_table(pa.table({column: ["one", "two"] for column in columns}), corpus / name / "w.parquet")
-    (corpus / "torn").mkdir()
-    (corpus / "torn/w.parquet").write_bytes((corpus / "book/w.parquet").read_bytes()[:-9])
-    out = tmp_path / "out"
-    with pytest.raises(InputError, match=r"wiki/w\.parquet has no column 'text', only content, id"):
-        check_run(RunConfig(corpus, out))
-    assert not out.exists()
-    shutil.rmtree(corpus / "wiki")
-    check_run(RunConfig(corpus, out))
