@@ -107,7 +107,8 @@ def rewrite_corpus(
             pieces[part] = _piece_path(run, part, targets)
 
     def output_of(part: Slice) -> Path:
-        return pieces[part] if part in pieces else targets[part.name]
+        """Return where a slice is written: also one that is marked as damaged, and so none of `pieces`."""
+        return _piece_path(run, part, targets) if parquet or is_piece(part) else targets[part.name]
 
     def plan(groups: list[SliceGroup]) -> Iterator[Task]:
         """Yield a task for each group of small files, and each piece of a large one, whose output is temporary."""
