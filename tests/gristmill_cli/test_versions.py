@@ -60,7 +60,7 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "preprocessing.shuffle_holdout:PASS_2": (1, "18ececf2f59e12d1"),
     "dedup.dedup_train:STAGE": (1, "bf9940646ce011b4"),
     "preprocessing.train_tokenizer:STAGE": (1, "f50bde4eae3aabd4"),
-    "preprocessing.mix:STAGE": (4, "0a71472a5ac81791"),
+    "preprocessing.mix:STAGE": (5, "97a8dd8bc29cc1ab"),
     "preprocessing.encode:STAGE": (2, "9a3b6406c0737fd0"),
     "preprocessing.tokenize_chats:STAGE": (2, "fdf86c4d62a9445f"),
     "preprocessing.tokenize_corpus:STAGE": (4, "cf78d60fffc99857"),
