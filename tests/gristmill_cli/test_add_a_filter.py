@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from dedup.clustering.keep_policy import Candidate, KeepPolicy
 from gristmill.config import load_config
 from gristmill.io.readers import read_corpus
 from gristmill_cli.run import run
@@ -122,7 +124,7 @@ def test_a_faulty_function_is_named_with_file_and_line(folder: Path, function: s
 
 
 def test_a_step_in_the_code_runs_from_python(folder: Path) -> None:
-    _, step, call = examples(PAGE)
+    _, step, call, _ = examples(PAGE)
     (folder / "own_step.py").write_text(step + "\n\n" + call)
     done = run_in(folder, sys.executable, "own_step.py")
     assert done.returncode == 0, done.stderr
@@ -161,3 +163,11 @@ def test_a_function_that_fails_on_most_documents_ends_the_run_at_once(folder: Pa
     done = run_in(folder, "gristmill", "run", "pipeline.toml", "--until", "filter", "--max_failed", "0.9")
     assert done.returncode == 2
     assert re.search(r"step 'f' failed at .*a\.jsonl line 1: AttributeError", done.stderr), done.stderr
+
+
+def test_a_keep_policy_of_the_page_ranks_documents() -> None:
+    defined = dict[str, Any]()
+    exec(examples(PAGE)[3], defined)
+    policy = defined["Shortest"]()
+    ranks = [policy.rank_or_last(Candidate("web", text)) for text in ("two words", "a", "three whole words")]
+    assert isinstance(policy, KeepPolicy) and ranks.index(min(ranks)) == 1
