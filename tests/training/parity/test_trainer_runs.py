@@ -47,7 +47,7 @@ def certifier(rank_pool: RankPool) -> Certifier:
     return Certifier(rank_pool)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("chosen", RUNS, ids=str)
 def test_a_run_agrees_with_the_plain_decoder(certifier: Certifier, chosen: RunCase) -> None:
     row = certifier.certify(chosen)
@@ -385,7 +385,7 @@ def stint_with_fault(name: str, stint: Stint) -> None:
         run_stint(stint)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_trainer_turns_red_by_a_finite_difference(certifier: Certifier, name: str) -> None:
     _, chosen, seen_in = FAULTS[name]
