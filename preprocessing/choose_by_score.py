@@ -1,5 +1,6 @@
 """Stage: list the documents whose scores are too low, from facts; the mix drops them. No text is read."""
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
@@ -33,7 +34,7 @@ from preprocessing.scoring.score_ranks import GRID, ScoreRanks
 from preprocessing.scoring.score_statistics import ScoreSums, join_sums, score_table
 from preprocessing.steps.text_digest import TEXT_DIGEST
 
-STAGE = Stage("choose_by_score", version=3, libraries=("pyarrow",))
+STAGE = Stage("choose_by_score", version=4, libraries=("pyarrow",))
 KEPT = "kept"
 _FIND = "find"  # the step whose tasks look at all scores
 _FACTS_FILES = 64  # read by one task
@@ -89,8 +90,8 @@ def list_low_scores(
         banded = [choice for choice in choices if choice.bands]
         if bands_file:
             sources = sorted(found.counts.tallies)
-            bands = ScoreBands.of(banded[0], Cuts(cuts), sources, _read_ranks(ranks))
-            run.step("bands", [Task("bands", write_bands, {"bands": bands, "output": bands_file}, (bands_file,))])
+            arguments = {"choice": banded[0], "cuts": cuts, "sources": sources, "ranks": ranks, "output": bands_file}
+            run.step("bands", [Task("bands", write_bands, arguments, (bands_file,))])
         counts = run.finish(found.counts.merge(run.note("files that are read", count_files(files))))
     if run.ran and not options.quiet:
         joined = join_sums(part for parts in found.values(list[ScoreSums]) for part in parts)
@@ -115,8 +116,8 @@ def _find_ranks(run: StageRun, facts: FileSet, choices: Sequence[Choice]) -> Pat
     for number, (fact, of_all) in enumerate(members):
         output = run.work / "ranks" / f"{number}.json"
         member = Choice(fact, fact, of_all=of_all)
-        arguments = {"facts": facts, "choice": member, "quantiles": GRID, "ranks": None, "output": output}
-        tasks.append(Task(f"{fact} {number}", find_cuts, arguments, (output,), memory=run.options.memory_bytes))
+        arguments = {"facts": facts, "choice": member, "output": output}
+        tasks.append(Task(f"{fact} {number}", find_quantiles, arguments, (output,), memory=run.options.memory_bytes))
     run.step("ranks of members", tasks)
     output = run.work / "ranks.json"
     joining = {"members": FileSet(tuple(task.outputs[0] for task in tasks)), "output": output}
@@ -143,50 +144,61 @@ def _find_cuts(run: StageRun, facts: FileSet, choices: Sequence[Choice], ranks: 
     for number, choice in enumerate(choices):
         if choice.quantiles:
             output = run.work / "cuts" / f"{number}.json"
-            arguments = {
-                "facts": facts, "choice": choice, "quantiles": choice.quantiles, "ranks": ranks, "output": output,
-            }  # fmt: skip
+            arguments = {"facts": facts, "choice": choice, "ranks": ranks, "output": output}
             tasks.append(Task(choice.name, find_cuts, arguments, (output,), memory=run.options.memory_bytes))
     return [cut for of_choice in run.step("cuts", tasks).values(list[Cut]) for cut in of_choice]
 
 
-def find_cuts(
-    facts: FileSet, choice: Choice, quantiles: tuple[float, ...], ranks: Path | None, output: Path, memory: int
-) -> Result:
-    """Task: write the limit of each group that each quantile gives, as NumPy computes it from all its scores.
+def find_quantiles(facts: FileSet, choice: Choice, output: Path, memory: int) -> None:
+    """Task: write the limits of each group at the quantiles GRID, by which documents are ranked."""
+    with _open_sorter(output, memory) as sorter:
+        cuts = _cuts_at(GRID, facts, choice, None, sorter)
+    atomic_write_bytes(output, msgspec.json.encode(cuts))
 
-    The value is the same limits, of a few quantiles.
-    """
+
+def find_cuts(facts: FileSet, choice: Choice, ranks: Path | None, output: Path, memory: int) -> Result:
+    """Task: write the limit of each group that each quantile of a choice gives; the value is the same."""
+    with _open_sorter(output, memory) as sorter:
+        cuts = _cuts_at(choice.quantiles, facts, choice, ranks, sorter)
+    atomic_write_bytes(output, msgspec.json.encode(cuts))
+    return Result(Counts({}, []), msgspec.to_builtins(cuts))
+
+
+def _open_sorter(output: Path, memory: int) -> ExternalSorter:
+    return ExternalSorter(output.with_name(f"{output.name}.sorted"), _SCORE, ("group", "score"), memory // 2)
+
+
+def _cuts_at(
+    quantiles: Sequence[float], facts: FileSet, choice: Choice, ranks: Path | None, sorter: ExternalSorter
+) -> list[Cut]:
+    """Return the limit of each group that each quantile gives, as NumPy computes it from all its scores."""
     known_ranks = _read_ranks(ranks)
     numbers: dict[str, int] = {}
     sizes = list[int]()
-    with ExternalSorter(output.with_name(f"{output.name}.sorted"), _SCORE, ("group", "score"), memory // 2) as sorter:
-        for path in facts.paths:
-            for name, rows in written_by_file(path, choice.facts):
-                number = numbers.setdefault(choice.group(source_of(name)), len(numbers))
-                if number == len(sizes):
-                    sizes.append(0)
-                sizes[number] += rows.num_rows
-                records = np.empty(rows.num_rows, _SCORE)
-                records["group"] = number
-                records["score"] = _scores(rows, choice, source_of(name), known_ranks, path)
-                sorter.add(records)
-        starts = np.cumsum([0, *sizes])[:-1].tolist()
-        places = [[(size - 1) * quantile for quantile in quantiles] for size in sizes]
-        positions = set[int]()
-        for start, size, of_group in zip(starts, sizes, places, strict=True):
-            for rank in of_group:
-                positions.update(start + at for at in _neighbours(rank, size))
-        scores = _scores_at(sorter, sorted(positions))
+    for path in facts.paths:
+        for name, rows in written_by_file(path, choice.facts):
+            number = numbers.setdefault(choice.group(source_of(name)), len(numbers))
+            if number == len(sizes):
+                sizes.append(0)
+            sizes[number] += rows.num_rows
+            records = np.empty(rows.num_rows, _SCORE)
+            records["group"] = number
+            records["score"] = _scores(rows, choice, source_of(name), known_ranks, path)
+            sorter.add(records)
+    starts = np.cumsum([0, *sizes])[:-1].tolist()
+    positions = set[int]()
+    for start, size in zip(starts, sizes, strict=True):
+        for quantile in quantiles:
+            positions.update(start + at for at in _neighbours((size - 1) * quantile, size))
+    scores = _scores_at(sorter, sorted(positions))
     cuts = list[Cut]()
     for group, number in numbers.items():
-        for quantile, rank in zip(quantiles, places[number], strict=True):
+        for quantile in quantiles:
+            rank = (sizes[number] - 1) * quantile
             both = [scores[starts[number] + at] for at in _neighbours(rank, sizes[number])]
             limit = float(np.quantile(np.array(both), rank - floor(rank)))
             cuts.append(Cut(choice.name, group, quantile, limit))
-    atomic_write_bytes(output, msgspec.json.encode(cuts))
-    is_for_ranks = quantiles == GRID  # which the file alone has
-    return Result(Counts({}, []), [] if is_for_ranks else msgspec.to_builtins(cuts))
+    return cuts
 
 
 def _neighbours(rank: float, size: int) -> tuple[int, int]:
@@ -198,13 +210,14 @@ def _scores_at(sorter: ExternalSorter, positions: Sequence[int]) -> dict[int, fl
     """Return the scores at some positions, ascending, of the sorted records."""
     scores: dict[int, float] = {}
     start = 0
+    first = 0  # of the positions that are not read yet
     for block in sorter:
         stop = start + len(block)
-        for position in positions[len(scores) :]:
-            if position >= stop:
-                break
+        end = bisect_left(positions, stop, first)
+        for position in positions[first:end]:
             scores[position] = float(block["score"][position - start])
         start = stop
+        first = end
     return scores
 
 
@@ -255,8 +268,9 @@ def read_score_sums(output_file: Path) -> dict[str, dict[str, ScoreSums]]:
     return join_sums(part for record in records for part in msgspec.convert(record.value, list[ScoreSums]))
 
 
-def write_bands(bands: ScoreBands, output: Path) -> None:
-    """Task: write the bands of a score, and the limits between them."""
+def write_bands(choice: Choice, cuts: list[Cut], sources: list[str], ranks: Path | None, output: Path) -> None:
+    """Task: write the bands of a score, the limits between them, and the ranks that an ensemble is made of."""
+    bands = ScoreBands.of(choice, Cuts(cuts), sources, _read_ranks(ranks))
     atomic_write_bytes(output, msgspec.json.encode(bands))
 
 

@@ -50,10 +50,10 @@ from preprocessing.tokenizer.shard_files import (
     read_facts,
     remove_unrecorded_shards,
     shard_prefix,
+    shard_tasks,
     stage_of,
     write_shard,
 )
-from preprocessing.tokenizer.shard_joining import plan_token_shards, shard_name
 
 STAGE = Stage("tokenize_chats", version=2, libraries=("sentencepiece", "Jinja2", "pyarrow"))
 _SUFFIXES = (*SHARD_SUFFIXES, MASK)
@@ -128,7 +128,9 @@ def tokenize_chats(
         )
         parts = [tuple(map(run.ledger.path, record.outputs)) for record in encoded.records]
         sizes = [record.outputs[0].size for record in encoded.records]
-        joined = run.step("join", _shard_tasks(parts, sizes, encoded.values(ChatReport), target, out_dir))
+        reports = encoded.values(ChatReport)
+        to_join = shard_tasks(parts, sizes, reports, target, out_dir, write_chat_shard, _SUFFIXES)
+        joined = run.step("join", to_join)
         reports = joined.values(ChatReport)
         run.step("manifest", [manifest_task([report.shard for report in reports], path, facts, out_dir)])
         masks = {report.shard.shard.name: report.mask for report in reports}
@@ -220,21 +222,6 @@ def _leave_out(document: Document, reason: str, size: int, counts: Counts, rejec
     counts.add(document.source, f"{MALFORMED}: {reason}", size)
     counts.add_example(f"{key.file} line {key.row + 1}: {reason}")
     rejects.add(key.file, key.row + 1, reason, document.fields)
-
-
-def _shard_tasks(
-    parts: Sequence[tuple[Path, ...]], sizes: Sequence[int], reports: Sequence[ChatReport], target: int, out_dir: Path
-) -> Iterator[Task]:
-    """Yield a task for each shard, as shard_files.shard_tasks, which joins masks, too."""
-    files = len(_SUFFIXES)
-    for number, group in enumerate(plan_token_shards(sizes, target)):
-        prefix = out_dir / shard_name(number)
-        outputs = tuple(with_suffix(prefix, suffix) for suffix in _SUFFIXES)
-        arguments = {
-            "parts": [parts[part][:files] for part in group], "reports": [reports[part] for part in group],
-            "rejects": [path for part in group for path in parts[part][files:]], "tokens": outputs[0],
-        }  # fmt: skip
-        yield Task(prefix.name, write_chat_shard, arguments, outputs, sum(sizes[part] for part in group))
 
 
 def write_chat_shard(

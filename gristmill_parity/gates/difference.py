@@ -68,7 +68,7 @@ class Comparison:
         return cls(first, second, steps, exact, tolerance)
 
     def of_steps(self) -> FirstDifference | None:
-        """The first step whose learning rate, loss or gradient norm differs; None if none does."""
+        """Return the first step whose learning rate, loss or gradient norm differs; None if none does."""
         for step in self.steps:
             one = self.first.steps.get(step)
             other = self.second.steps.get(step)
@@ -81,7 +81,7 @@ class Comparison:
         return None
 
     def of_evaluations(self) -> FirstDifference | None:
-        """The first evaluation of both runs whose loss differs; None if none does."""
+        """Return the first evaluation of both runs whose loss differs; None if none does."""
         for step in sorted(self.first.evaluations.keys() & self.second.evaluations.keys()):
             if step in self.steps:
                 values = (run.evaluations[step].get("loss") for run in (self.first, self.second))
@@ -90,7 +90,7 @@ class Comparison:
         return None
 
     def of_checkpoints(self) -> FirstDifference | None:
-        """The first tensor that differs in the first common checkpoint in which one does; None if none does.
+        """Return the first tensor that differs in the first common checkpoint in which one does; None if none does.
 
         Only where every bit is to be equal: see `of_weights`.
         """
@@ -105,7 +105,7 @@ class Comparison:
 
     @property
     def exact_checkpoints(self) -> list[int]:
-        """The steps of the checkpoints that both runs have, and in which every bit is to be equal."""
+        """Return the steps of the checkpoints that both runs have, and in which every bit is to be equal."""
         common = self.first.checkpoints.keys() & self.second.checkpoints.keys()
         return sorted(step for step in common if step <= min(self.last_exact, self.steps[-1]))
 
@@ -122,7 +122,7 @@ class Comparison:
         return f"weights after step {others[0]} differ the most in {name}, by {share:.1e} of its norm"
 
     def largest(self, name: str) -> float:
-        """The largest relative difference of a number of the compared steps."""
+        """Return the largest relative difference of a number of the compared steps."""
         largest = 0.0
         for step in self.steps:
             one = self.first.steps[step].get(name)
@@ -132,7 +132,7 @@ class Comparison:
         return largest
 
     def allowed(self, step: int, name: str) -> float:
-        """The largest relative difference that is allowed in a number of a step."""
+        """Return the largest relative difference that is allowed in a number of a step."""
         if step <= self.last_exact or name in ("lr", "skipped"):
             return 0.0
         if step <= max(self.steps[0], self.last_exact + 1):
@@ -154,7 +154,7 @@ class Comparison:
 
 
 def relative_difference(one: float, other: float) -> float:
-    """The difference of two numbers over the larger one."""
+    """Return the difference of two numbers over the larger one."""
     return abs(one - other) / max(abs(one), abs(other), 1e-300)
 
 
@@ -201,12 +201,12 @@ def describe_difference(one: Tensor, other: Tensor) -> str:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The bytes of a tensor, (elements, bytes): not a number equals itself."""
+    """Return the bytes of a tensor, (elements, bytes): not a number equals itself."""
     return x.contiguous().flatten().view(torch.uint8).view(x.numel(), -1)
 
 
 def _same_files(one: Path, other: Path) -> bool:
-    """Whether two checkpoints are of the same bytes by their records, so that no tensor needs to be read."""
+    """Return whether two checkpoints are of the same bytes by their records, so that no tensor needs to be read."""
     records = [read_record(path)[0] for path in (one, other)]
     first, second = (record.files if record is not None else None for record in records)
     return first is not None and first == second
@@ -227,7 +227,7 @@ _ENDS = ("embed", "blocks", "norm", "head")
 
 
 def _place(key: str) -> tuple[Any, ...]:
-    """Where a tensor comes in the order of the model: weights, then states of the optimizer, then others."""
+    """Return where a tensor comes in the order of the model: weights, then states of the optimizer, then others."""
     kind = next((number for number, prefix in enumerate(_KINDS) if key.startswith(prefix)), len(_KINDS))
     name = key.removeprefix(_KINDS[kind]) if kind < len(_KINDS) else key
     part = next((number for number, end in enumerate(_ENDS) if end in name.partition(".")[0]), len(_ENDS))

@@ -64,7 +64,7 @@ class RecordedRun:
         return str(self.options.get("precision", "fp32"))
 
     def setting(self, step: int) -> Mapping[str, Any]:
-        """How many processes took a step, on which device and in which layout; empty if that is not recorded."""
+        """Return how many processes took a step, on which device and in which layout; empty if that is not recorded."""
         found: Mapping[str, Any] = {}
         for done, setting in self.starts:
             if done < step:
@@ -82,7 +82,7 @@ class RecordedRun:
 
 
 def describe_setting(setting: Mapping[str, Any]) -> str:
-    """The processes and the layout of a start, in words."""
+    """Return the processes and the layout of a start, in words."""
     layout = setting.get("layout") or {}
     kinds = {name: layout.get(name, 1) for name in ("dp", "tp", "pp", "cp", "ep")}
     words = [f"{name} {size}" for name, size in kinds.items() if size > 1]
@@ -123,7 +123,7 @@ def _different_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> I
 
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
-    """The finished checkpoints of a run, by their steps: until the one that `latest` names."""
+    """Return the finished checkpoints of a run, by their steps: until the one that `latest` names."""
     latest = folder / LATEST
     last = latest.read_text(errors="replace").strip() if latest.is_file() else ""
     found = {}

@@ -175,11 +175,21 @@ def _measure(right: Reference, wrong: Recording, key: Key) -> _Measured | None:
             shares.append((_largest_share(of_box, row_tolerance), copy))
         off_norm = total**0.5
         by_rows, copy = max(shares, key=lambda pair: pair[0])
-        share = max(off_norm / tolerance if off_norm else 0.0, by_rows) if tolerance else (np.inf if off_norm else 0.0)
-        share = np.inf if np.isnan(off_norm) else share
+        share = _ratio(off_norm, tolerance)
+        if tolerance:  # else of rows, too, and any difference is too much
+            share = max(share, by_rows)
         if worst is None or share > worst.share:
-            worst = _Measured(key, share, off_norm / norm if norm else np.inf if off_norm else 0.0, copy)
+            worst = _Measured(key, share, _ratio(off_norm, norm), copy)
     return worst
+
+
+def _ratio(off: float, of: float) -> float:
+    """Return a difference as a share of a number that may be 0; infinite for one that is not a number."""
+    if off == 0:
+        return 0.0
+    if np.isnan(off) or of == 0:
+        return np.inf
+    return off / of
 
 
 def _largest_share(off: Array, tolerance: Array) -> float:
@@ -205,10 +215,9 @@ def _measure_sketches(right: Reference, key: Key, copies: Sequence[Copy], epsilo
     worst: _Measured | None = None
     for _, view in views_of(copies):
         off = float(np.linalg.norm(np.sum([copy.sketch() for copy in view], axis=0) - expected))
-        share = off / tolerance if tolerance else (np.inf if off else 0.0)
-        share = np.inf if np.isnan(off) else share
+        share = _ratio(off, tolerance)
         if worst is None or share > worst.share:
-            worst = _Measured(key, share, off / norm if norm else np.inf, view[0])
+            worst = _Measured(key, share, _ratio(off, norm), view[0])
     return worst
 
 
@@ -243,28 +252,29 @@ def _computed_again(wrong: Recording, keys: Sequence[Key], before: Key | None) -
 
 def _verdict(right: Reference, wrong: Recording, first: _Measured, compared: int, outside: int) -> Verdict:
     key = first.key
-    expected = right.tensor(key)
     notes = list[str]()
     if outside > 1:
         notes.append(f"Of {compared:,} tensors {outside - 1:,} further ones are wrong.")
-    is_whole = all(held.entry.offset >= 0 for held in wrong.tensors[key])
-    if expected is None or not is_whole:
+    evidence = _evidence(right, wrong, first)
+    if evidence:
+        pattern = find_pattern(evidence)
+        where = evidence.where()
+    else:
         sentence = f'Only sketches were kept: record both sides again with keep=["{key}"] to see where, and what it is.'
         pattern = Pattern("other", sentence)
-        return Verdict(
-            pattern, key.name, key.kind, key.step, first.copy.rank, "", first.relative, first.share, compared, outside,
-            tuple(notes),
-        )  # fmt: skip
-    evidence = _evidence(right, wrong, first, expected)
-    pattern = find_pattern(evidence)
+        where = ""
     return Verdict(
-        pattern, key.name, key.kind, key.step, first.copy.rank, evidence.where(), first.relative, first.share,
-        compared, outside, tuple(notes),
+        pattern, key.name, key.kind, key.step, first.copy.rank, where, first.relative, first.share, compared, outside,
+        tuple(notes),
     )  # fmt: skip
 
 
-def _evidence(right: Reference, wrong: Recording, measured: _Measured, expected: Array) -> Evidence:
+def _evidence(right: Reference, wrong: Recording, measured: _Measured) -> Evidence | None:
+    """Return what patterns look at; None if a side kept only sketches."""
     key = measured.key
+    expected = right.tensor(key)
+    if expected is None or any(held.entry.offset < 0 for held in wrong.tensors[key]):
+        return None
     spread, _ = right.spread_rows(key, expected)
     copies = copies_of(wrong.tensors[key], wrong)
     epsilon = EPSILON[_PRECISION.get(wrong.tensors[key][0].entry.dtype, "fp64")]
@@ -273,10 +283,8 @@ def _evidence(right: Reference, wrong: Recording, measured: _Measured, expected:
 
 
 def _pattern_of(right: Reference, wrong: Recording, measured: _Measured) -> Pattern:
-    expected = right.tensor(measured.key)
-    if expected is None or any(held.entry.offset < 0 for held in wrong.tensors[measured.key]):
-        return Pattern("other", "")
-    return find_pattern(_evidence(right, wrong, measured, expected))
+    evidence = _evidence(right, wrong, measured)
+    return find_pattern(evidence) if evidence else Pattern("other", "")
 
 
 def _check_names(right: Recording, wrong: Recording) -> None:

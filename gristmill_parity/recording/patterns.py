@@ -376,7 +376,7 @@ def _exchanged(evidence: Evidence) -> Pattern | None:
 
 
 def _mixed(evidence: Evidence) -> Pattern | None:
-    """A piece that is the sum of all ranks' pieces, which are different parts of the tensor."""
+    """Return a piece that is the sum of all ranks' pieces, which are different parts of the tensor."""
     for axis in evidence.shards:
         own = [copy for copy in evidence.copies if copy.coordinates == evidence.worst.coordinates]
         rest = _without(evidence.worst, axis)

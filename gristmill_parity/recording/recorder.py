@@ -94,9 +94,11 @@ def record(
         rank: This rank's number; by default of the default process group, else 0.
         ranks: The number of ranks.
     """
-    distributed = dist.is_available() and dist.is_initialized()
-    own_rank = rank if rank is not None else (dist.get_rank() if distributed and ranks is None else 0)
-    size = ranks if ranks is not None else (dist.get_world_size() if distributed and rank is None else 1)
+    own_rank = 0 if rank is None else rank
+    size = 1 if ranks is None else ranks
+    if rank is None and ranks is None and dist.is_available() and dist.is_initialized():
+        own_rank = dist.get_rank()
+        size = dist.get_world_size()
     parts = [model] if isinstance(model, nn.Module) else list(model)
     coordinates = dict(coordinates_of_mesh(axes) if isinstance(axes, DeviceMesh) else (axes or {}))
     for parameter in (p for part in parts for p in part.parameters()):

@@ -2,9 +2,10 @@
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -125,26 +126,34 @@ def read_tokenizer(tokenizer: Path, companions: list[Path], bos: str, eos: str) 
 
 
 def shard_tasks(
-    parts: Sequence[tuple[Path, ...]], sizes: Sequence[int], reports: Sequence[ShardReport], target: int, out_dir: Path
+    parts: Sequence[tuple[Path, ...]],
+    sizes: Sequence[int],
+    reports: Sequence[Any],
+    target: int,
+    out_dir: Path,
+    join: Callable[..., Result] | None = None,
+    suffixes: Sequence[str] = SHARD_SUFFIXES,
 ) -> Iterator[Task]:
     """Yield a task for each shard: it joins parts of at most `target` bytes, and the files of their malformed records.
 
     Args:
-        parts: The files of each part: a .bin, .idx and .sources, and files of malformed records.
+        parts: The files of each part: those of `suffixes`, and files of malformed records.
         sizes: Bytes of each part's .bin.
         reports: The report of each part.
         target: Most bytes of a shard's .bin, if it is of several parts.
         out_dir: Folder of the shards.
+        join: The task that joins parts, called as write_shard is, which is the default.
+        suffixes: Of a shard's files, the .bin first.
     """
-    files = len(SHARD_SUFFIXES)
+    files = len(suffixes)
     for number, group in enumerate(plan_token_shards(sizes, target)):
         prefix = out_dir / shard_name(number)
-        outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
+        outputs = tuple(with_suffix(prefix, suffix) for suffix in suffixes)
         arguments = {
             "parts": [parts[part][:files] for part in group], "reports": [reports[part] for part in group],
             "rejects": [path for part in group for path in parts[part][files:]], "tokens": outputs[0],
         }  # fmt: skip
-        yield Task(prefix.name, write_shard, arguments, outputs, sum(sizes[part] for part in group))
+        yield Task(prefix.name, join or write_shard, arguments, outputs, sum(sizes[part] for part in group))
 
 
 def manifest_task(
