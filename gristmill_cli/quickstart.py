@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from gristmill.arguments import check_words, option_name
@@ -112,12 +113,13 @@ def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> N
     from training.reporting.plot import plot  # torch takes seconds to import
 
     picture = plot(out / "model")
+    needed = "" if find_spec("lm_eval") else "\n            (once before: pip install 'gristmill[eval]')"
     print(f"""
 corpus      {config.corpus}
 data        {out / "data"}  (funnel.json, tokens/, tokenizer/, and the output of each stage)
 model       {out / "model"}  (checkpoints/, metrics.jsonl, summary.json)
 more text   gristmill generate {out / "model"} "The"
-scores      gristmill evaluate {out / "model"} --tasks {tasks}/*.yaml --out {out / "model"}/scores.json
+scores      gristmill evaluate {out / "model"} --tasks {tasks}/*.yaml --out {out / "model"}/scores.json{needed}
 report      gristmill report {out / "model"}
 loss curve  {picture}
 TensorBoard tensorboard --logdir {out / "model"}""")
