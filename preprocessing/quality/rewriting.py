@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _LINE_ENDS = (".", "?", "!", '"', "'")
-_POLICY = re.compile("terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies")
+_JAVASCRIPT = ("javascript",)
+_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 
 
 @dataclass(frozen=True)
@@ -28,20 +29,36 @@ class LineRules:
 
     def rewrite(self, text: str) -> tuple[str, Mapping[str, int]]:
         """Return the lines to keep, joined by newlines; no personal data is replaced."""
-        return "\n".join(line for found in text.splitlines() if (line := self._keep(found))).strip(), {}
+        phrases = self._phrases_in(text)
+        lines = list[str]()
+        for line in text.splitlines():
+            if kept := self._keep(line.strip(), phrases):
+                lines.append(kept)
+        return "\n".join(lines).strip(), {}
 
-    def _keep(self, line: str) -> str:
-        line = line.strip()
-        words = line.split()
-        if self.max_word_length and len(line) > self.max_word_length and max(map(len, words)) > self.max_word_length:
+    def _phrases_in(self, text: str) -> list[str]:
+        """Return the phrases of a text for which a line that has one is left out: nearly always none."""
+        unwanted = list[str]()
+        if not self.javascript:
+            unwanted += _JAVASCRIPT
+        if not self.policy:
+            unwanted += _POLICY
+        lower = text.lower() if unwanted else ""
+        return [phrase for phrase in unwanted if phrase in lower]
+
+    def _keep(self, line: str, phrases: list[str]) -> str:
+        """Return what is kept of a line: empty if nothing is."""
+        max_length = self.max_word_length
+        if max_length and len(line) > max_length and max(map(len, line.split()), default=0) > max_length:
+            return ""
+        if self.min_words and len(line.split(maxsplit=self.min_words)) < self.min_words:
             return ""
         if not self.citations and "[" in line:
             line = _CITATION.sub("", line)
         if self.end_punctuation and (not line.endswith(_LINE_ENDS) or line.endswith("...")):
             return ""
-        if len(words) < self.min_words:
-            return ""
-        lower = line.lower()
-        if (not self.javascript and "javascript" in lower) or (not self.policy and _POLICY.search(lower)):
-            return ""
+        if phrases:
+            lower = line.lower()
+            if any(phrase in lower for phrase in phrases):
+                return ""
         return line

@@ -10,13 +10,15 @@ import hashlib
 import re
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, lru_cache
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gristmill.kernels import kernel
+from preprocessing.quality.pieces import MAX_PIECES, PieceTable, count_pieces, find_pieces
 
 SENTENCE_ENDS = frozenset(".!?։؟۔܀܁܂߹।॥၊။።፧፨᙮᠃᠉‼‽⁇⁈⁉⸮⸼。꓿﹒﹖﹗！．？｡")
 _SIGNS = frozenset(["Pd", "Ps", "Pe", "Pi", "Pf", "Cc"])
@@ -32,8 +34,7 @@ ENDS_SENTENCE = 4
 PUNCTUATION = 8
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 _STOP_BIT = {word: 1 << (8 + number) for number, word in enumerate(STOP_WORDS)}
-_MOST_PIECES = 1 << 19  # distinct pieces that are remembered
-_LONGEST_KEPT = 64  # characters of a piece that is remembered
+_LONGEST_WHOLE = 64  # characters of a piece that may be one word with signs at its ends
 _QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉"
 _MARKS = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
 _CURRENCY = "$£€¥฿₽﷼₴₠₡₢₣₤₥₦₧₨₩₪₫₭₮₯₰₱₲₳₵₶₷₸₹₺₻₼₾₿"
@@ -146,7 +147,7 @@ def split_piece(piece: str) -> list[str]:
     after: list[str] = []
     before: list[str] = []
     while start < end:
-        if end - start <= _LONGEST_KEPT and _is_one_word(piece[start:end]):
+        if end - start <= _LONGEST_WHOLE and _is_one_word(piece[start:end]):
             break
         if cut := _prefix(piece, start, end):
             before.append(piece[start : start + cut])
@@ -254,11 +255,18 @@ def _split_middle(word: str) -> list[str]:
 
 
 class Words(NamedTuple):
-    """The words of a text: their lengths in characters (n), flags (n), and 64-bit hashes (n)."""
+    """The words of a text: their lengths in characters (n), flags (n), 64-bit hashes (n), and lines' numbers (n).
+
+    Lines that are blank have no number.
+    """
 
     length: NDArray[np.int64]
     flags: NDArray[np.int64]
     hash: NDArray[np.uint64]
+    line: NDArray[np.int32]
+
+
+_NO_WORDS = Words(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.int32))
 
 
 class WordSplitter:
@@ -269,11 +277,13 @@ class WordSplitter:
         self._forget()
 
     def _forget(self) -> None:
-        self._pieces: dict[str, int] = {}
+        self._pieces = PieceTable()
         self._words: dict[str, int] = {}
+        # Of each piece: the first of its words in _word_of, and how many they are.
         self._first = array("q")
         self._count = array("q")
         self._word_of = array("q")
+        # Of each word:
         self._length = array("q")
         self._flags = array("q")
         self._hash = array("Q")
@@ -284,44 +294,46 @@ class WordSplitter:
 
     def split(self, text: str) -> Words:
         """Return the words of a text, in linear time."""
-        return self._look_up(text.split())[0]
-
-    def count_sentences(self, lines: Iterable[str]) -> int:
-        """Sentences of lines: a word that is no punctuation, after a mark that ends one, begins another, as a line."""
-        pieces = [line.split() for line in lines]
-        words, counts = self._look_up(list(chain.from_iterable(pieces)))
-        ends = np.concatenate(([0], np.cumsum(counts)))[np.cumsum([len(line) for line in pieces])] if pieces else []
-        line_of = np.repeat(np.arange(len(pieces)), np.diff(ends, prepend=0)) if pieces else np.empty(0, np.int64)
-        matters = words.flags & (ENDS_SENTENCE | PUNCTUATION) != PUNCTUATION  # others change nothing
-        stops = words.flags[matters] & ENDS_SENTENCE > 0
-        line_of = line_of[matters]
-        return len(pieces) + int(np.count_nonzero(stops[:-1] & ~stops[1:] & (line_of[:-1] == line_of[1:])))
-
-    def _look_up(self, pieces: list[str]) -> tuple[Words, NDArray[np.int64]]:
-        """Return the words of pieces (n), and how many each has (n)."""
-        if len(self._pieces) > _MOST_PIECES:
+        if len(self._first) > MAX_PIECES:
             self._forget()
-        known = self._pieces
-        try:
-            numbers = [known[piece] for piece in pieces]
-        except KeyError:
-            numbers = [known[piece] if piece in known else self._learn(piece) for piece in pieces]
-        chosen = np.array(numbers, np.int64)
-        counts = np.frombuffer(self._count, np.int64)[chosen] if numbers else np.empty(0, np.int64)
-        ends = np.cumsum(counts)
-        if not numbers:
-            return Words(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64)), counts
-        first = np.frombuffer(self._first, np.int64)[chosen]
-        places = np.repeat(first - ends + counts, counts) + np.arange(ends[-1])
-        words = np.frombuffer(self._word_of, np.int64)[places]
-        found = Words(
-            np.frombuffer(self._length, np.int64)[words],
-            np.frombuffer(self._flags, np.int64)[words],
-            np.frombuffer(self._hash, np.uint64)[words],
+        data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+        max_count = count_pieces(data)
+        borders = np.empty((max_count, 2), np.uint64)
+        keys = np.empty(max_count, np.uint64)
+        lines = np.empty(max_count, np.int32)
+        count = find_pieces(data, borders, keys, lines)
+        pieces = self._pieces.find(keys[:count])
+        self._learn_missing(data, borders, keys, pieces)
+        return self._gather(pieces, lines)
+
+    def _gather(self, pieces: NDArray[np.int64], lines: NDArray[np.int32]) -> Words:
+        """Return the words of pieces, given their numbers and lines."""
+        if not len(pieces):
+            return _NO_WORDS
+        tables = (self._first, self._count, self._word_of, self._length, self._flags)
+        first, count, word_of, length, flags = (np.frombuffer(table, np.int64) for table in tables)
+        size = _count_words(pieces, count)
+        words = Words(
+            np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint64), np.empty(size, np.int32)
         )
-        return found, counts
+        _gather(pieces, lines, first, count, word_of, length, flags, np.frombuffer(self._hash, np.uint64), *words)
+        return words
+
+    def _learn_missing(
+        self, data: NDArray[np.uint8], borders: NDArray[np.uint64], keys: NDArray[np.uint64], pieces: NDArray[np.int64]
+    ) -> None:
+        """Learn the pieces that have no number, -1, and write it."""
+        learnt = dict[bytes, int]()
+        for at in np.flatnonzero(pieces < 0).tolist():
+            start, end = borders[at].tolist()
+            piece = data[start:end].tobytes()
+            if piece not in learnt:
+                learnt[piece] = self._learn(piece.decode("utf-8", "surrogatepass"))
+                self._pieces.add(keys[at], learnt[piece])
+            pieces[at] = learnt[piece]
 
     def _learn(self, piece: str) -> int:
+        """Split a piece, and return its number."""
         words = self._split(piece)
         number = len(self._first)
         self._first.append(len(self._word_of))
@@ -334,8 +346,56 @@ class WordSplitter:
                 self._flags.append(_flags_of(word))
                 self._hash.append(hash_of(word))
             self._word_of.append(known)
-        self._pieces[piece] = number
         return number
+
+
+@kernel
+def _count_words(pieces: NDArray[np.int64], count: NDArray[np.int64]) -> int:
+    """Return how many words pieces have, given the number of each."""
+    total = 0
+    for piece in pieces:
+        total += count[np.uint64(piece)]
+    return total
+
+
+@kernel
+def _gather(
+    pieces: NDArray[np.int64],
+    lines: NDArray[np.int32],
+    first: NDArray[np.int64],
+    count: NDArray[np.int64],
+    word_of: NDArray[np.int64],
+    length: NDArray[np.int64],
+    flags: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
+    text_length: NDArray[np.int64],
+    text_flags: NDArray[np.int64],
+    text_hash: NDArray[np.uint64],
+    text_line: NDArray[np.int32],
+) -> None:
+    """Write length, flags, hash and line of each word of a text, given the numbers and lines of its pieces."""
+    at = np.uint64(0)
+    for i in range(len(pieces)):
+        piece = np.uint64(pieces[i])
+        start = np.uint64(first[piece])
+        for place in range(start, start + np.uint64(count[piece])):
+            word = np.uint64(word_of[place])
+            text_length[at] = length[word]
+            text_flags[at] = flags[word]
+            text_hash[at] = hashes[word]
+            text_line[at] = lines[i]
+            at += np.uint64(1)
+
+
+def count_sentences(words: Words) -> int:
+    """Return how many sentences begin within lines: with a word that is no punctuation, after a mark that ends one.
+
+    Those that begin a line are not counted.
+    """
+    matters = words.flags & (ENDS_SENTENCE | PUNCTUATION) != PUNCTUATION  # others change nothing
+    stops = words.flags[matters] & ENDS_SENTENCE > 0
+    lines = words.line[matters]
+    return int(np.count_nonzero(stops[:-1] & ~stops[1:] & (lines[:-1] == lines[1:])))
 
 
 def hash_of(word: str) -> int:
