@@ -287,7 +287,11 @@ def local_copies(paths: Iterable[Path]) -> Iterator[list[Path]]:
 
     For commands that are no stage. An error names the objects, not their copies.
     """
-    task = Task("copies", _read_nothing, {"paths": list(paths)})
+    files = list(paths)
+    if not any(store_of(path).needs_copies for path in files):
+        yield files
+        return
+    task = Task("copies", _read_nothing, {"paths": files})
     with open_scratch(None, None) as scratch, staged(task, {}, scratch) as copy:
         yield copy.task.arguments["paths"]
 
