@@ -116,9 +116,12 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
     if not any(work.state == "working" for work in report.works):
         lines.append("nothing is running here")
     parts: list[Text | Table] = [Text(line) for line in lines]
+    processes = dict[tuple[str, int], WorkingProcess]()  # one may work on a run, and on a stage of it
     for work in report.works:
-        if work.processes:
-            parts += [Text(), _table(work.processes)]
+        for process in work.processes:
+            processes.setdefault((process.host, process.process), process)
+    if processes:
+        parts += [Text(), _table(list(processes.values()))]
     if not is_folder(out / STATE_DIR) and not (is_file(out / RUN_FILE) and report.stages):
         parts.append(Text(f"{out} is neither the --out of a run nor the output folder of a stage"))
     return Group(*parts)

@@ -201,7 +201,9 @@ def killed_in_the_end(locks: list[Path]) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_killed_run_is_told_as_stopped(out: Path) -> None:
     with killed_in_the_end([out / ".gristmill/run.lock", out / "norm/.gristmill/filter.lock"]) as process:
-        assert "stages running: filter" in told(out) and told(out).count(": working;") == 2
+        text = told(out)
+        assert "stages running: filter" in text and text.count(": working;") == 2
+        assert text.count("in charge 0 0") == 1, "its process is listed once, though it works on a run and a stage"
     text, found = told(out), json.loads(str(status(out, json=True)))
     assert "stages stopped: filter stages waiting: to_hash" in text and text.endswith("in charge; dead 0 0 0.000"), text
     assert text.count(": stopped;") == 2 and "nothing is running here" in text
