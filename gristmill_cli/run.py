@@ -26,6 +26,7 @@ from gristmill.storage.files import exists, remove_files, remove_partial_files, 
 from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 from gristmill_cli.alarms import check_strict, find_alarms
+from gristmill_cli.first_records import check_first_records
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config, check_output, options_as_typed
 from gristmill_cli.run_config import RunConfig, recorded_options
@@ -51,16 +52,19 @@ def print_warning(line: str) -> None:
     print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
-def run(config: RunConfig, warn: Callable[[str], None] = print_warning) -> Funnel | None:
+def run(
+    config: RunConfig, warn: Callable[[str], None] = print_warning, looks_at_records: bool = False
+) -> Funnel | None:
     """Run the stages from `config.from_` to `config.until`, and check the counts between stages as they finish.
 
     Every task that is done is skipped. Another process that works on the same output is waited for. Returns the funnel,
     and writes it as funnel.json, if the last stage has run; else None. The whole configuration is checked first.
-    `warn` takes what looks wrong, a sentence each, after the stage in which it does.
+    `warn` takes what looks wrong, a sentence each, after the stage in which it does. With `looks_at_records` the first
+    records of each source are read first, to say at once that they have no text.
     Raises ConservationError if documents were lost between two stages, InputError if none is left, OutputError if
     `config.out` holds a run of another corpus, AlarmError with `config.strict`, and any GristmillError of a stage.
     """
-    check_run(config)  # before the lock writes a file
+    check_run(config, looks_at_records)  # before the lock writes a file
     import preprocessing.tokenizer.encoder  # noqa: F401  workers start with the modules of stages that are imported here
 
     lock = config.out / STATE_DIR / "run.lock"
@@ -78,10 +82,12 @@ def _modules_kept() -> Iterator[None]:
         gc.unfreeze()
 
 
-def check_run(config: RunConfig) -> None:
+def check_run(config: RunConfig, looks_at_records: bool = False) -> None:
     """Raise the error for which a run with this configuration would not begin its first stage; writes nothing."""
     is_read = config.from_ in (None, FIRST_STAGE) or exists(config.corpus)  # else it may have been removed
     check_config(config, None if is_read else recorded_sources(config.out))
+    if looks_at_records and is_read:
+        check_first_records(config)
     choose_stages(config, plan_stages(config))
     check_output(config)
 
@@ -173,8 +179,12 @@ def _run_command(arguments: list[str]) -> None:
     config = load_config(RunConfig, arguments, prog="gristmill run")
     console = wide_console()
     if config.dry_run:
-        check_run(config)
-        console.print(plan_table(config, plan_stages(config)))
+        check_run(config, looks_at_records=True)
+        stages = plan_stages(config)
+        if config.explain or config.explain_tasks:
+            first, end = choose_stages(config, stages)
+            _explain(config, stages[first:end])
+        console.print(plan_table(config, stages))
         return
     funnel = run_and_print(config)
     if funnel is None:
@@ -194,7 +204,7 @@ def run_and_print(config: RunConfig) -> Funnel | None:
         print_warning(line)
         said.append(line)
 
-    funnel = run(config, warn)
+    funnel = run(config, warn, looks_at_records=True)
     if funnel is not None:
         console = wide_console()
         if said:

@@ -53,9 +53,6 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     config.run_options.check_scratch(config)
     check_seed(config.seed)
     check_max_failed(config.max_failed)
-    if config.dry_run and (config.explain or config.explain_tasks):
-        option = "--explain" if config.explain else "--explain_tasks"
-        raise UsageError(f"{option} has no effect with --dry_run, which says what would run again: leave one out")
     if sources is None:
         with _section("normalize"):
             found = scan_inputs(config, config.corpus)

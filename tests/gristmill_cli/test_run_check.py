@@ -3,11 +3,15 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 from dedup.candidates.signature_shards import SUFFIX, write_shard
@@ -16,8 +20,8 @@ from gristmill.config import option_types
 from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill_cli import run_check
-from gristmill_cli.run import main
-from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run import check_run, main
+from gristmill_cli.run_config import Normalize, RunConfig
 from preprocessing.steps.normalise import check_ftfy
 from tests.gristmill.engine.opens import count_opens, count_processes
 from tests.gristmill_cli.corpus import ROOT, run_arguments
@@ -66,8 +70,6 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "accept_versions", "maybe", "expected"),
     ("", "explain", "maybe", "expected"),
     ("", "explain_tasks", "maybe", "expected"),
-    ("", "dry_run", "true --explain true", "--explain has no effect with --dry_run"),
-    ("", "dry_run", "true --explain_tasks true", "--explain_tasks has no effect with --dry_run"),
     ("", "strict", "maybe", "expected"),
     ("", "max_failed", "2", "--max_failed 2.0: expected a fraction of 0 or more and less than 1"),
     ("", "max_failed", "nan", "expected a fraction of 0 or more and less than 1"),
@@ -265,6 +267,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def exit_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code of a command, and what it printed as warnings or errors."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(str(end.value)), " ".join(capsys.readouterr().err.split())
+
+
 def refused(folder: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Exit code and message of a run that must write nothing, start no process, and open each file once at most."""
     before = {*folder.rglob("*")}
@@ -382,4 +391,50 @@ def test_the_command_itself_exits_with_2(folder) -> None:
     arguments = run_arguments(folder / "corpus", folder / "out", "--mix.weights", "nonexist", "2")
     done = subprocess.run(arguments, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("error: --mix.weights names 'nonexist'")
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_table_without_the_column_of_texts_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    """A damaged one is not: the run leaves it out."""
+    corpus = tmp_path / "corpus"
+    for name, columns in (("book", ["text"]), ("wiki", ["content", "id"])):
+        table = pa.table({column: ["one", "two"] for column in columns})
+        (corpus / name).mkdir(parents=True)
+        if suffix == "csv":
+            pa.csv.write_csv(table, corpus / name / "w.csv")
+        else:
+            pq.write_table(table, corpus / name / "w.parquet")
+    (corpus / "torn").mkdir()
+    (corpus / "torn/w.parquet").write_bytes(b"PAR1 torn")
+    out = tmp_path / "out"
+    command = ["--corpus", str(corpus), "--out", str(out), "--normalize.read_also", "csv"]
+    for more in ([], ["--dry_run"]):
+        code, message = exit_of([*command, *more], capsys)
+        assert code == 1 and f"wiki/w.{suffix} has no column 'text', only content, id" in message
+        assert not out.exists()
+    check_run(RunConfig(corpus, out, normalize=Normalize(read_also=("csv",))))  # planning reads no document
+    shutil.rmtree(corpus / "wiki")
+    assert exit_of([*command, "--dry_run"], capsys)[0] == 0
+
+
+def test_lines_without_the_field_of_texts_are_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not of a first record of another kind: a run may have so many."""
+    corpus = tmp_path / "corpus"
+    lines = {"chat": ['{"body": "one"}'] * 150, "note": ["{", '{"body": "one"}'], "book": ["{", '{"text": "one"}']}
+    for name, its in lines.items():
+        (corpus / name).mkdir(parents=True)
+        (corpus / name / "a.jsonl").write_text("\n".join(its) + "\n")
+    code, message = exit_of(["--corpus", str(corpus), "--out", str(tmp_path / "out"), "--dry_run"], capsys)
+    assert code == 0 and message.count("note: no text in the first records of") == 1, message
+    assert "first records of chat/a.jsonl, which count as malformed." in message
+    assert "chat/a.jsonl line 1: no text, only body: give --text_column NAME" in message
+
+
+def test_dry_run_explains(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--explain", "--explain_tasks"):
+        code, message = exit_of([*run_arguments(folder / "corpus", folder / "out")[4:], "--dry_run", option], capsys)
+        assert code == 0 and "no stage finished yet" in message
     assert not (folder / "out").exists()
