@@ -10,21 +10,24 @@ from gristmill.storage.files import is_file, list_names, read_file
 
 JSON = "tokenizer.json"
 MODEL = "tokenizer.model"
+RANKS = "tiktoken.model"  # a rank file of tiktoken in a model's folder
 CONFIG = "tokenizer_config.json"  # names the special tokens
 ADDED_TOKENS = "added_tokens.json"  # of transformers 4: names and ids of tokens that no tokenizer.model has
 TOKENS_MAP = "special_tokens_map.json"
-COMPANIONS = (CONFIG, TOKENS_MAP, ADDED_TOKENS, "chat_template.jinja")
+CHAT_TEMPLATE = "chat_template.jinja"
+COMPANIONS = (CONFIG, TOKENS_MAP, ADDED_TOKENS, CHAT_TEMPLATE)
 TEMPLATES = "additional_chat_templates"  # a folder of further templates, NAME.jinja
 
 
 def companions_of(path: Path) -> list[Path]:
-    """Return the files that belong to a tokenizer.json or SentencePiece model: first its tokenizer_config.json.
+    """Return the files that belong to a tokenizer: first its tokenizer_config.json.
 
+    A rank file of tiktoken has none but a chat template.
     A tokenizer.model next to a tokenizer.json and its tokenizer_config.json is the same tokenizer, for other programs.
     """
-    if path.suffix not in (".json", ".model"):
-        return []
     folder = path.parent
+    if path.suffix not in (".json", ".model"):
+        return [folder / CHAT_TEMPLATE] if is_file(folder / CHAT_TEMPLATE) else []
     companions = [folder / name for name in COMPANIONS if is_file(folder / name)]
     templates = sorted(name for name in list_names(folder / TEMPLATES) if name.endswith(".jinja"))
     companions += [folder / TEMPLATES / name for name in templates]

@@ -24,6 +24,7 @@ from gristmill.io.tokenizer_companions import (
     CONFIG,
     JSON,
     MODEL,
+    RANKS,
     added_tokens,
     companions_of,
     named_token,
@@ -43,7 +44,7 @@ _O200K = (
 )
 _MIDDLE = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 Kind = Literal["sentencepiece", "tokenizer.json", "tiktoken"]
-_NAMES = (JSON, MODEL, "tiktoken.model")  # looked for in a folder, in this order
+_NAMES = (JSON, MODEL, RANKS)  # looked for in a folder, in this order
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w./-]+)?")
 _ENDS = (
     "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend▁of▁sentence\uff5c>", "<|eot_id|>", "<|im_end|>",

@@ -19,8 +19,17 @@ from gristmill.budget import free_memory
 from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, require, wrap_write_errors
 from gristmill.io.token_shards import TokenizerRecord
-from gristmill.io.tokenizer_companions import CONFIG, JSON, MODEL, companions_of, copies_in, read_config
-from gristmill.io.tokenizer_file import open_tokenizer, read_json
+from gristmill.io.tokenizer_companions import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    JSON,
+    MODEL,
+    RANKS,
+    companions_of,
+    copies_in,
+    read_config,
+)
+from gristmill.io.tokenizer_file import is_ranks, open_tokenizer, read_json
 from gristmill.io.vocabulary import read_vocabulary
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path
@@ -60,7 +69,8 @@ def export_hf(
             latest one.
         out_dir: New or empty folder to write to.
         tokens: Folder of token shards with the model's tokenizer; by default the one that the run was trained on. A
-            tokenizer.json is copied; a SentencePiece model is copied and also converted to tokenizer.json.
+            tokenizer.json is copied; a SentencePiece model or tiktoken's rank file is copied and also converted to
+            tokenizer.json.
         shard_size: Maximum size of a file of weights; a larger tensor gets a separate file.
         dtype: Type of the weights: stored, as in the checkpoint (fp32, even if trained in bf16), or rounded to another.
         ema: Export the average of the weights instead of the weights, for a run with optim.ema_decay.
@@ -150,7 +160,7 @@ def _find_tokenizer(tokens: Path | None, checkpoint: Path, record: TokenizerReco
 
 
 def _write_tokenizer(path: Path, record: TokenizerRecord, context: int, folder: Path, family: ModelFamily) -> str:
-    """Write a tokenizer as transformers reads it; a SentencePiece model also as it is. Returns advice, if any."""
+    """Write a tokenizer as transformers reads it; a file of another kind also as it is. Returns advice, if any."""
     data = path.read_bytes()
     end = record.end_of_document
     config = read_config(companions_of(path))
@@ -162,6 +172,8 @@ def _write_tokenizer(path: Path, record: TokenizerRecord, context: int, folder: 
     for companion, copy in copies_in(folder, path).items():
         if companion != path:
             atomic_write_bytes(copy, companion.read_bytes())
+    if is_ranks(data):
+        atomic_write_bytes(folder / RANKS, data)
     if content is not None:
         if not config:
             begin = record.begin_of_document
@@ -171,7 +183,8 @@ def _write_tokenizer(path: Path, record: TokenizerRecord, context: int, folder: 
         return ""  # it reads the model itself, as where it came from
     vocabulary = read_vocabulary(data)
     _write_json(folder / JSON, tokenizer_json(vocabulary, end))
-    _write_json(folder / CONFIG, tokenizer_config(vocabulary, end, context) | config)
+    chats = (folder / CHAT_TEMPLATE).is_file() or "chat_template" in config
+    _write_json(folder / CONFIG, tokenizer_config(vocabulary, end, context, chats) | config)
     how = "; read its tokenizer by PreTrainedTokenizerFast: AutoTokenizer takes another for this type of model"
     return how if family.forces_tokenizer else ""
 

@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 
 from gristmill.errors import StorageError, UsageError, require
-from gristmill.io.tokenizer_companions import COMPANIONS, JSON, MODEL, TEMPLATES
+from gristmill.io.tokenizer_companions import COMPANIONS, JSON, MODEL, RANKS, TEMPLATES
 from gristmill.paths import ObjectName, object_name, scheme_of
 from gristmill.storage.hub import hub_library
 from training.hugging_face.export_hf import GENERATION_FILE, INDEX_FILE
 from training.hugging_face.hf_config import CONFIG_FILE
 
-_FILES = {CONFIG_FILE, GENERATION_FILE, INDEX_FILE, JSON, MODEL, "vocab.json", *COMPANIONS}
+_FILES = {CONFIG_FILE, GENERATION_FILE, INDEX_FILE, JSON, MODEL, RANKS, "vocab.json", *COMPANIONS}
 _WEIGHTS = ".safetensors"
 
 

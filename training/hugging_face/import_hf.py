@@ -15,8 +15,17 @@ from tyro.conf import Positional
 
 from gristmill.errors import InputError, UsageError, wrap_write_errors
 from gristmill.io.token_shards import TokenizerRecord
-from gristmill.io.tokenizer_companions import CONFIG, JSON, MODEL, companions_of, copies_in, read_config
-from gristmill.io.tokenizer_file import open_tokenizer, require_all_tokens
+from gristmill.io.tokenizer_companions import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    JSON,
+    MODEL,
+    RANKS,
+    companions_of,
+    copies_in,
+    read_config,
+)
+from gristmill.io.tokenizer_file import open_tokenizer, read_json, require_all_tokens
 from gristmill.io.vocabulary import read_vocabulary
 from gristmill.storage.local import atomic_write, sha256_file
 from gristmill.wording import count_of
@@ -33,7 +42,7 @@ from training.hugging_face.family import ModelFamily
 from training.hugging_face.hf_config import CONFIG_FILE, TOKEN_IDS, read_hf_config
 from training.hugging_face.hf_tensors import HFTensor, hf_tensors, pieces_by_parameter
 from training.hugging_face.hub_model import local_folder
-from training.hugging_face.tokenizer_json import tokenizer_config, tokenizer_json
+from training.hugging_face.tokenizer_json import PLAIN_FIELDS, tokenizer_config, tokenizer_json
 from training.model.model_config import ModelConfig
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # others are codes of quantized weights
@@ -227,9 +236,12 @@ def _copy_tokenizer(
                 f"save_pretrained, and encode texts with the {JSON} that this writes"
             )
         return TokenizerRecord("", "", model.vocab_size, end)
-    if len(sources) == 2 and _is_written_by_export(folder, end):
-        source = sources[1]
-        copies = {source: out_dir / MODEL}
+    original = _original_of_export(folder, end)
+    if original is not None:
+        source = original
+        template = folder / CHAT_TEMPLATE
+        kept = [source, template] if template.is_file() else [source]
+        copies = {path: out_dir / path.name for path in kept}
     else:
         source = sources[0]
         require_all_tokens(open_tokenizer(source), source, companions_of(source))
@@ -240,11 +252,20 @@ def _copy_tokenizer(
     return TokenizerRecord(source.name, sha256_file(source), model.vocab_size, end)
 
 
-def _is_written_by_export(folder: Path, end: int) -> bool:
-    """Return whether export_hf made the other files of a tokenizer from tokenizer.model: they say nothing else."""
-    companions = [path.name for path in companions_of(folder / JSON)]
-    if companions != [CONFIG, MODEL]:
-        return False
+def _original_of_export(folder: Path, end: int) -> Path | None:
+    """Return the tokenizer that export_hf made tokenizer.json of, if its other files say nothing else; else None."""
+    if not (folder / JSON).is_file():
+        return None
+    companions = {path.name for path in companions_of(folder / JSON)} - {CHAT_TEMPLATE}
+    if companions == {CONFIG, MODEL} and _is_made_of_pieces(folder, end):
+        return folder / MODEL
+    if companions == {CONFIG} and _is_made_of_ranks(folder):
+        return folder / RANKS
+    return None
+
+
+def _is_made_of_pieces(folder: Path, end: int) -> bool:
+    """Return whether tokenizer.json and its config are what export_hf writes of tokenizer.model."""
     config = read_config([folder / CONFIG])
     try:
         open_tokenizer(folder / MODEL)
@@ -252,8 +273,20 @@ def _is_written_by_export(folder: Path, end: int) -> bool:
         written = json.loads(json.dumps(tokenizer_json(vocabulary, end)))
     except UsageError:
         return False  # of a model that no export writes
-    written_config = tokenizer_config(vocabulary, end, config.get("model_max_length", 0))
-    return bool(_read_json(folder / JSON) == written and config == written_config)
+    context = config.get("model_max_length", 0)
+    chats = not config.get("split_special_tokens", True)
+    return bool(_read_json(folder / JSON) == written and config == tokenizer_config(vocabulary, end, context, chats))
+
+
+def _is_made_of_ranks(folder: Path) -> bool:
+    """Return whether tokenizer.json and its config are what export_hf writes of a rank file."""
+    config = read_config([folder / CONFIG])
+    text = (folder / JSON).read_text(encoding="utf-8")
+    try:
+        written = read_json(folder / RANKS, (folder / RANKS).read_bytes())
+    except (OSError, UsageError):
+        return False  # there is none, or it is damaged
+    return text == written and config.keys() <= PLAIN_FIELDS
 
 
 def _read_json(path: Path) -> dict[str, Any]:

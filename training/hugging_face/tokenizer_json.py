@@ -13,6 +13,10 @@ from typing import Any
 from gristmill.errors import UsageError
 from gristmill.io.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary
 
+_ENDS = ("bos_token", "eos_token", "pad_token")
+PLAIN_FIELDS = frozenset(("tokenizer_class", "model_max_length", "clean_up_tokenization_spaces", *_ENDS))
+"""What plain_tokenizer_config may write."""
+
 
 def tokenizer_json(vocabulary: Vocabulary, end: int) -> dict[str, Any]:
     """Build tokenizer.json. `end`: id of the end-of-document token, which also begins a text, as in training; or -1.
@@ -41,22 +45,25 @@ def tokenizer_json(vocabulary: Vocabulary, end: int) -> dict[str, Any]:
     }
 
 
-def tokenizer_config(vocabulary: Vocabulary, end: int, context: int) -> dict[str, Any]:
-    """Build tokenizer_config.json; `context`: the longest sequence of the model."""
+def tokenizer_config(vocabulary: Vocabulary, end: int, context: int, chats: bool = False) -> dict[str, Any]:
+    """Build tokenizer_config.json; `context`: the longest sequence of the model.
+
+    The tokens that a chat template writes, such as "</s>", are found in the text of `chats`.
+    """
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,
+        "split_special_tokens": not chats,
         "unk_token": vocabulary.pieces[_unknown(vocabulary)],
-        **(dict.fromkeys(("bos_token", "eos_token", "pad_token"), vocabulary.pieces[end]) if end >= 0 else {}),
+        **(dict.fromkeys(_ENDS, vocabulary.pieces[end]) if end >= 0 else {}),
     }
 
 
 def plain_tokenizer_config(content: str, end: int, begin: int, context: int) -> dict[str, Any]:
     """Build tokenizer_config.json for a tokenizer.json that came without: `content`, and ids of tokens or -1."""
     tokens = {token["id"]: token["content"] for token in json.loads(content).get("added_tokens", [])}
-    names = {"bos_token": begin if begin >= 0 else end, "eos_token": end, "pad_token": end}
+    names = dict(zip(_ENDS, (begin if begin >= 0 else end, end, end), strict=True))
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,

@@ -11,8 +11,10 @@ import transformers
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.token_shards import open_shards
+from gristmill.io.tokenizer_companions import read_config
+from gristmill.io.tokenizer_file import open_tokenizer
 from preprocessing.tokenize_corpus import tokenize_corpus
-from tests.tokenizers_of_models import PROSE, content_of
+from tests.tokenizers_of_models import PROSE, content_of, write_ranks
 from tests.training.hf_models import build_theirs
 from tests.training.hugging_face.test_tokenizer_json import train as train_tokenizer
 from training.config import TrainConfig
@@ -21,6 +23,7 @@ from training.hugging_face.import_hf import import_hf
 from training.model.model_config import ModelConfig
 from training.train import train
 
+ONE = RunOptions(workers=1, quiet=True)
 IDS = {"bos_token_id": 1, "eos_token_id": 2}
 CONFIG = {
     "tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": False,
@@ -49,9 +52,7 @@ def write_texts(folder: Path) -> Path:
 
 
 def tokenize(tokenizer: Path, root: Path) -> Path:
-    tokenize_corpus(
-        write_texts(root / "texts"), tokenizer, root / "tokens", RunOptions(workers=1, quiet=True), bos="model"
-    )
+    tokenize_corpus(write_texts(root / "texts"), tokenizer, root / "tokens", ONE, bos="model")
     return root / "tokens"
 
 
@@ -112,7 +113,7 @@ def test_the_advice_for_added_tokens_can_be_taken(tmp_path: Path, config: TrainC
     text = "the mill <|im_start|>grinds"
     texts = write_texts(tmp_path / "texts")
     (texts / "a.jsonl").write_text(json.dumps({"text": text}) + "\n")
-    tokenize_corpus(texts, start, tmp_path / "few", RunOptions(workers=1, quiet=True), bos="model")
+    tokenize_corpus(texts, start, tmp_path / "few", ONE, bos="model")
     (shard,) = open_shards(tmp_path / "few")[1]
     assert theirs.convert_tokens_to_ids("<|im_start|>") in shard[0].tolist()
     assert shard[0].tolist() == [*theirs(text).input_ids, 2]
@@ -130,15 +131,57 @@ def test_a_tokenizer_json_goes_out_with_all_that_lies_beside_it(tmp_path: Path, 
     assert len(files_of(hf)) == 4
 
 
-def test_an_export_of_ours_is_imported_with_the_tokenizer_model_that_it_was_made_from(tmp_path: Path) -> None:
-    """With a template that someone adds to it, it is a model like any other, and its tokenizer.json is taken."""
+@pytest.mark.parametrize("template", ["", "{{ messages }}"])
+def test_training_continues_from_an_export_of_ours_on_the_same_shards(
+    tmp_path: Path, config: TrainConfig, template: str
+) -> None:
+    """Of a SentencePiece model the export has a tokenizer.json, too; with a chat template or without."""
+    hf = write_model(tmp_path / "hf", CONFIG)
+    (hf / "tokenizer_config.json").unlink()
+    if template:
+        (hf / "chat_template.jinja").write_text(template)
+    import_hf(hf, start := tmp_path / "start")
+    tokens = tokenize(start, tmp_path)
+    train_and_export(config, start, tokens, exported := tmp_path / "exported")
+    names = ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
+    assert sorted(files_of(exported)) == ["chat_template.jinja"] * bool(template) + names
+    assert read_config([exported / "tokenizer_config.json"])["split_special_tokens"] == (not template)
+    import_hf(exported, own := tmp_path / "own")
+    assert (own / "tokenizer.model").exists() and not (own / "tokenizer.json").exists()
+    assert (own / "chat_template.jinja").exists() == bool(template)
+    further = replace(config, out_dir=tmp_path / "further")
+    train_and_export(further, own, tokens, again := tmp_path / "again")
+    assert files_of(again) == files_of(exported)
+
+
+def test_a_template_that_someone_adds_to_an_export_of_ours_is_kept(tmp_path: Path) -> None:
     hf = write_model(tmp_path / "hf", CONFIG)
     (hf / "tokenizer_config.json").unlink()
     import_hf(hf, tmp_path / "start")
     export_hf(tmp_path / "start", exported := tmp_path / "exported")
-    import_hf(exported, tmp_path / "own")
-    assert sorted(files_of(exported)) == ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
-    assert (tmp_path / "own/tokenizer.model").exists() and not (tmp_path / "own/tokenizer.json").exists()
     (exported / "chat_template.jinja").write_text("{{ messages }}")
-    import_hf(exported, tmp_path / "other")
+    import_hf(exported, tmp_path / "own")
+    assert (tmp_path / "own/tokenizer.model").exists() and not (tmp_path / "own/tokenizer.json").exists()
+    assert (tmp_path / "own/chat_template.jinja").read_text() == "{{ messages }}"
+    fields = json.loads((exported / "tokenizer_config.json").read_text())
+    (exported / "tokenizer_config.json").write_text(json.dumps(fields | {"unk_token": "</s>"}))
+    import_hf(exported, tmp_path / "other")  # what says something of its own is a model like any other
     assert (tmp_path / "other/tokenizer.json").exists() and (tmp_path / "other/chat_template.jinja").exists()
+
+
+@pytest.mark.every(3)
+def test_an_export_with_ranks_of_tiktoken_is_imported_with_them(tmp_path: Path, config: TrainConfig) -> None:
+    write_ranks(ranks := tmp_path / "any.tiktoken", 50_256)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    tokenize_corpus(write_texts(tmp_path / "texts"), ranks, tokens := tmp_path / "tokens", ONE)
+    model = ModelConfig(layers=1, width=8, heads=2)
+    data = replace(config.data, train=tokens, holdout=tokens)
+    train(replace(config, model=model, data=data, optim=replace(config.optim, steps=1, warmup_steps=0)))
+    export_hf(config.out_dir, exported := tmp_path / "exported")
+    assert (exported / "tiktoken.model").read_bytes() == ranks.read_bytes()
+    assert (exported / "chat_template.jinja").exists()
+    theirs = transformers.AutoTokenizer.from_pretrained(exported)
+    assert theirs(PROSE[0]).input_ids == open_tokenizer(ranks).encode(PROSE[0])
+    import_hf(exported, own := tmp_path / "own")
+    train_and_export(replace(config, out_dir=tmp_path / "further"), own, tokens, again := tmp_path / "again")
+    assert files_of(again) == files_of(exported)
