@@ -24,6 +24,7 @@ from gristmill.wording import count_of
 from training.distributed.command_line import exit_on_user_error, read_options
 
 if TYPE_CHECKING:
+    from preprocessing.tokenizer.conversation import Conversation
     from training.generation.text import Text
     from training.language_model import LanguageModel
 
@@ -56,6 +57,8 @@ class GenerateConfig:
     head -n 5 prompts.txt | gristmill generate hf_folder --tokens 20
 
     gristmill generate OUT/model
+
+    gristmill generate OUT/tuned --chat true
     """
 
     RANGES: ClassVar[dict[str, Range]] = {
@@ -87,6 +90,10 @@ class GenerateConfig:
     """Above 1: make tokens that the text has already less probable, such as 1.2; 1: leave them."""
     stop: tuple[str, ...] = ()
     r"""Texts that end a text, and are left out of it, such as $'\n'."""
+    chat: bool = False
+    """Talk to a model that was tuned on chats: each prompt is a message of one conversation, and the model answers."""
+    template: Path | None = None
+    """Jinja file with another chat template than the model's, for --chat."""
     seed: int = 0
     """Another seed draws other texts; the same seed draws the same text for a prompt, whatever the other prompts."""
     batch_size: int = 8
@@ -113,6 +120,10 @@ class GenerateConfig:
         require(
             not self.text or self.prompts is None,
             f"prompts are given on the command line and in {self.prompts}; give the one or the other",
+        )
+        require(
+            self.chat or self.template is None,
+            f"--template {self.template} is for a conversation; give --chat true, too, or leave it out",
         )
         require(all(self.stop), "stop is empty, which would end every text at once; leave --stop out")
         require(
@@ -141,7 +152,7 @@ def _generate(config: GenerateConfig) -> None:
 
     is_dialogue = not config.text and config.prompts is None and sys.stdin.isatty()
     prompts = _prompts(config, is_dialogue)
-    size = 1 if is_dialogue else config.batch_size
+    size = 1 if is_dialogue or config.chat else config.batch_size
     # ranks wait for the one that reads prompts, which may be typed
     with init_distributed(config.device, _SECONDS_TO_WAIT) as device:
         # prompts that cannot be read are refused before a model is
@@ -150,11 +161,20 @@ def _generate(config: GenerateConfig) -> None:
         ranks = config.parallel
         layout = ParallelConfig(tp=ranks.tp, pp=ranks.pp, ep=ranks.ep)
         model = open_language_model(config.model, device, layout, config.precision, config.ema, config.tokenizer)
-        writer = _TextPrinter(config, model)
+        conversation = _begin_conversation(config, model) if config.chat else None
+        writer = _TextPrinter(config, model, conversation, is_dialogue)
         while batch := first or main_only(lambda: list(islice(prompts, size))):
             writer.write(batch)
             first = []
         writer.summarize()
+
+
+def _begin_conversation(config: GenerateConfig, model: "LanguageModel") -> "Conversation":
+    """Raises UsageError for a model without a chat template."""
+    from preprocessing.tokenizer.chat_template import ChatTemplate
+    from preprocessing.tokenizer.conversation import Conversation
+
+    return Conversation(ChatTemplate.load(model.tokenizer_file, config.template), model.tokenizer)
 
 
 def _prompts(config: GenerateConfig, is_dialogue: bool) -> Iterator[str]:
@@ -164,14 +184,15 @@ def _prompts(config: GenerateConfig, is_dialogue: bool) -> Iterator[str]:
     elif config.prompts is not None:
         yield from _prompts_of_file(config.prompts)
     elif is_dialogue:
-        yield from _lines("standard input", _asked_lines())
+        what = "a message" if config.chat else "the beginning of a text"
+        yield from _lines("standard input", _asked_lines(what))
     else:
         yield from _lines("standard input", sys.stdin.buffer)
 
 
-def _asked_lines() -> Iterator[bytes]:
+def _asked_lines(what: str) -> Iterator[bytes]:
     """Lines that are typed at a terminal, up to Ctrl-D."""
-    print("Type the beginning of a text, or Ctrl-D to end.", file=sys.stderr)
+    print(f"Type {what}, or Ctrl-D to end.", file=sys.stderr)
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.buffer.readline()
@@ -216,14 +237,21 @@ def _prompt_of_record(path: Path, number: int, line: str) -> str:
 class _TextPrinter:
     """Writes texts as they come: the first one that has not ended token by token, those after it when it has."""
 
-    def __init__(self, config: GenerateConfig, model: "LanguageModel") -> None:
+    def __init__(
+        self, config: GenerateConfig, model: "LanguageModel", conversation: "Conversation | None", is_typed: bool
+    ) -> None:
+        """With a `conversation` each text is an answer; `is_typed`: the prompts are on the screen already."""
         from training.generation.loop import TextGenerator
         from training.generation.sampling import SamplingOptions
 
         self.config = config
         self.model = model
         options = SamplingOptions(config.temperature, config.top_k, config.top_p, config.repetition_penalty)
-        self.generator = TextGenerator(model.cache, options, model.ends, model.hidden, model.agree)
+        self.conversation = conversation
+        self.shows_messages = not is_typed
+        ends = model.ends | (conversation.ends if conversation is not None else frozenset())
+        self.stops = config.stop + (conversation.stops if conversation is not None else ())
+        self.generator = TextGenerator(model.cache, options, ends, model.hidden, model.agree)
         self.texts = 0
         self.read = 0  # tokens of prompts
         self.written = 0
@@ -236,7 +264,7 @@ class _TextPrinter:
 
         texts = [self._begin(prompt) for prompt in prompts]
         generators = [text_generator(self.config.seed, self.texts + i) for i in range(len(texts))]
-        printer = _Printer(self.config.json, prompts, texts) if self.model.world.is_main else None
+        printer = self._printer(prompts, texts) if self.model.world.is_main else None
         started = time.perf_counter()
         first = 0.0
         for count in self.generator.extend(texts, generators):
@@ -248,11 +276,19 @@ class _TextPrinter:
         self.seconds_to_write += time.perf_counter() - first
         self.read += sum(len(text.prompt) for text in texts)
         self.texts += len(texts)
+        if self.conversation is not None:
+            self.conversation.answer(texts[0].text.strip())
+
+    def _printer(self, prompts: Sequence[str], texts: Sequence["Text"]) -> "_Printer":
+        if self.conversation is None:
+            return _Printer(self.config.json, prompts, texts, prompts)
+        headings = [f"> {prompt}\n" if self.shows_messages else "" for prompt in prompts]
+        return _Printer(self.config.json, prompts, texts, headings, trims=True)
 
     def _begin(self, prompt: str) -> "Text":
         from training.generation.text import Text
 
-        ids = self.model.begins(prompt)
+        ids = self.model.begins(prompt) if self.conversation is None else self.conversation.ask(prompt)
         context = self.model.config.context
         shown = repr(prompt if len(prompt) < 40 else f"{prompt[:40]}…")
         require(
@@ -261,11 +297,16 @@ class _TextPrinter:
             f"gristmill generate {self.config.model} 'The mill'",
         )
         require(
+            self.conversation is None or len(ids) < context,
+            f"the conversation has {count_of(len(ids), 'token')} up to {shown}, and the model's context is {context}; "
+            f"expected {context - 1} or fewer: begin another conversation",
+        )
+        require(
             len(ids) < context,
             f"the prompt {shown} has {count_of(len(ids), 'token')}, and the model's context is {context}; expected "
             f"{context - 1} or fewer: shorten it",
         )
-        return Text(ids, min(self.config.tokens, context - len(ids)), self.model.tokenizer, self.config.stop)
+        return Text(ids, min(self.config.tokens, context - len(ids)), self.model.tokenizer, self.stops)
 
     def summarize(self) -> None:
         """Say how fast it was, on standard error."""
@@ -281,35 +322,44 @@ class _TextPrinter:
 
 
 class _Printer:
-    """Prints the texts of a batch in their order."""
+    """Prints the texts of a batch in their order, each after its heading; `trims` spaces around a text."""
 
-    def __init__(self, as_json: bool, prompts: Sequence[str], texts: Sequence["Text"]) -> None:
+    def __init__(
+        self,
+        as_json: bool,
+        prompts: Sequence[str],
+        texts: Sequence["Text"],
+        headings: Sequence[str],
+        trims: bool = False,
+    ) -> None:
         self.as_json = as_json
-        self.waiting = list(zip(prompts, texts, strict=True))
-        self.printed = -1  # characters of the first one; -1: not its prompt
+        self.waiting = list(zip(prompts, texts, headings, strict=True))
+        self.trims = trims
+        self.printed = -1  # characters of the first one; -1: not its heading
 
     def update(self) -> None:
         """Print what has come."""
         while self.waiting:
-            prompt, text = self.waiting[0]
+            prompt, text, heading = self.waiting[0]
+            shown = text.text.strip() if self.trims else text.text
             if not self.as_json:
-                self._print_new(prompt, text)
+                self._print_new(heading, shown)
             if not text.end:
                 break
             if self.as_json:
-                print(json.dumps({"prompt": prompt, "text": text.text, "tokens": text.tokens, "end": text.end}))
+                print(json.dumps({"prompt": prompt, "text": shown, "tokens": text.tokens, "end": text.end}))
             else:
                 print("\n")
             self.waiting.pop(0)
             self.printed = -1
         sys.stdout.flush()  # also within a line
 
-    def _print_new(self, prompt: str, text: "Text") -> None:
+    def _print_new(self, heading: str, text: str) -> None:
         if self.printed < 0:
-            print(prompt, end="")
+            print(heading, end="")
             self.printed = 0
-        print(text.text[self.printed :], end="")
-        self.printed = len(text.text)
+        print(text[self.printed :], end="")
+        self.printed = len(text)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ from preprocessing.tokenizer.shard_files import (
     write_shard,
 )
 
-STAGE = Stage("tokenize_chats", version=2, libraries=("sentencepiece", "Jinja2", "pyarrow"))
+STAGE = Stage("tokenize_chats", version=3, libraries=("sentencepiece", "Jinja2", "pyarrow"))
 _SUFFIXES = (*SHARD_SUFFIXES, MASK)
 
 
@@ -104,7 +104,7 @@ def tokenize_chats(
         tokenizer: A tokenizer.json or SentencePiece model, the folder of a model or run that has one, or a repository
             ORG/NAME of the Hub.
         options: Workers, memory, and when to stop; they change no output.
-        template: Jinja file with another chat template than the tokenizer's.
+        template: Jinja file with another chat template than the tokenizer's, which is copied to the output.
         messages: Field with the list of messages.
         eos: Token that ends each document: none, model, or a token of the vocabulary.
         shard_size: Maximum size of a shard's .bin, if it is of several slices of the input.
@@ -132,7 +132,8 @@ def tokenize_chats(
         to_join = shard_tasks(parts, sizes, reports, target, out_dir, write_chat_shard, _SUFFIXES)
         joined = run.step("join", to_join)
         reports = joined.values(ChatReport)
-        run.step("manifest", [manifest_task([report.shard for report in reports], path, facts, out_dir)])
+        shards = [report.shard for report in reports]
+        run.step("manifest", [manifest_task(shards, path, facts, out_dir, template=template)])
         masks = {report.shard.shard.name: report.mask for report in reports}
         written = out_dir / MASKS
         run.step("masks", [Task("masks", write_mask_records, {"records": masks, "masks": written}, (written,))])

@@ -52,6 +52,7 @@ class LanguageModel:
     config: ModelConfig
     world: World
     tokenizer: AnyTokenizer
+    tokenizer_file: Path
     begins: Callable[[str], list[int]]
     """The tokens of a text from its beginning: with those that the model has seen before a document."""
     ends: frozenset[int]
@@ -135,6 +136,7 @@ def open_language_model(
         config=source.config,
         world=world,
         tokenizer=opened,
+        tokenizer_file=source.tokenizer,
         begins=_beginning(opened, source.before),
         ends=_ends(source),
         hidden=_hidden(source, opened.vocab_size),

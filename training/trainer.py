@@ -211,7 +211,7 @@ class Trainer:
     def start(self) -> None:
         """Open the files of metrics, print the header and start the clock, after `load`."""
         main_only(lambda: self.reporter.start(self.steps_done, asdict(self.config)))
-        main_only(lambda: copy_tokenizer(self.plan.train.first, self.config.out_dir))
+        main_only(lambda: copy_tokenizer(self.plan.train.parts, self.config.out_dir))
         self._print_header()
         said = describe_late_decay(self.config.optim), self.origin, self.changed_code, *self.plugins.notes
         for line in filter(None, said):

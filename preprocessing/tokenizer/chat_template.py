@@ -18,16 +18,17 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gristmill.errors import UsageError
-from gristmill.io.tokenizer_companions import CONFIG, companions_of, read_config
+from gristmill.io.tokenizer_companions import CHAT_TEMPLATE, CONFIG, companions_of, read_config
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.files import is_file, read_file
 from preprocessing.tokenizer.chat_encoding import special_tokens
 
-TEMPLATE_FILE = "chat_template.jinja"
 ASSISTANT = "assistant"
 _TAG = "endgeneration"
 _BEGIN = "\ue0f0"  # around what is generated, while a template is rendered
 _END = "\ue0f1"
+_ANSWER = "\ue0f2"  # stand for messages of which no template knows anything
+_QUESTION = "\ue0f3"
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -61,7 +62,7 @@ class TemplateSource:
         companions = companions_of(tokenizer)
         config = read_config(companions)
         tokens = tuple(_special_tokens(tokenizer, config).items())
-        file = given or next((path for path in companions if path.name == TEMPLATE_FILE), None)
+        file = given or next((path for path in companions if path.name == CHAT_TEMPLATE), None)
         if file is not None:
             if not is_file(file):
                 raise UsageError(f"{file}: there is no such file; expected a chat template")
@@ -72,7 +73,7 @@ class TemplateSource:
             stored = named.get("default")
         if not isinstance(stored, str):
             raise UsageError(
-                f"{tokenizer.parent} has no chat template; expected {TEMPLATE_FILE}, or chat_template in "
+                f"{tokenizer.parent} has no chat template; expected {CHAT_TEMPLATE}, or chat_template in "
                 "tokenizer_config.json; give one by --template FILE"
             )
         return cls(stored, tokens, CONFIG)
@@ -113,6 +114,21 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], prompt: bool = False, tools: Any = None) -> str:
         """Return the text of messages; with `prompt` it ends where the assistant begins. Raises ChatError."""
         return self._render(messages, prompt, tools).replace(_BEGIN, "").replace(_END, "")
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of messages up to what the assistant says next, as in training. Raises ChatError."""
+        if not self._marks:
+            return self._render(messages, True, None)
+        answered = self._render([*messages, {"role": ASSISTANT, "content": "…"}], False, None)
+        return _marked(answered.rpartition(_BEGIN)[0]).text
+
+    def between_turns(self) -> str:
+        """Return what comes between an answer of the assistant and the next message of the user. Raises ChatError."""
+        first = {"role": "user", "content": "Who?"}
+        answer = {"role": ASSISTANT, "content": _ANSWER}
+        second = {"role": "user", "content": _QUESTION}
+        text = self.render([first, answer, second])
+        return text.partition(_ANSWER)[2].partition(_QUESTION)[0]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], prompt: bool, tools: Any) -> str:
         try:

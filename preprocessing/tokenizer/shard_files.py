@@ -24,7 +24,7 @@ from gristmill.io.token_shards import (
     token_dtype,
     with_suffix,
 )
-from gristmill.io.tokenizer_companions import COMPANIONS, companions_of, copies_in, read_config
+from gristmill.io.tokenizer_companions import CHAT_TEMPLATE, COMPANIONS, companions_of, copies_in, read_config
 from gristmill.io.tokenizer_file import (
     Kind,
     find_tokenizer_file,
@@ -157,12 +157,24 @@ def shard_tasks(
 
 
 def manifest_task(
-    reports: Sequence[ShardReport], tokenizer: Path, facts: TokenizerFacts, out_dir: Path, name: str = "manifest"
+    reports: Sequence[ShardReport],
+    tokenizer: Path,
+    facts: TokenizerFacts,
+    out_dir: Path,
+    name: str = "manifest",
+    template: Path | None = None,
 ) -> Task:
-    """Return the task that writes the manifest of a folder, and copies the tokenizer to it."""
+    """Return the task that writes the manifest of a folder, and copies the tokenizer to it.
+
+    A chat `template` is copied in place of the tokenizer's own.
+    """
     manifest = out_dir / MANIFEST
     data_path = out_dir / DATA_PATH
     copies = copies_in(out_dir, tokenizer)
+    if template is not None:
+        own = tokenizer.parent / CHAT_TEMPLATE
+        copies = {original: copy for original, copy in copies.items() if original != own}
+        copies[template] = out_dir / CHAT_TEMPLATE
     arguments = {"reports": list(reports), "facts": facts, "copies": list(copies.items()),
                  "manifest": manifest, "data_path": data_path}  # fmt: skip
     return Task(name, write_manifest, arguments, (manifest, data_path, *copies.values()))

@@ -1,6 +1,8 @@
 """Chats for a model with SentencePiece's tokenizer, as gristmill run trains it, and masks of words after a space."""
 
+import io
 import json
+from contextlib import redirect_stdout
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,12 @@ import tokenizers
 from tokenizers import AddedToken, Tokenizer
 
 from gristmill.engine.options import RunOptions
-from gristmill.io.tokenizer_file import SentencePieceTokenizer
+from gristmill.io.tokenizer_file import SentencePieceTokenizer, open_tokenizer
+from gristmill_cli.generate import main as generate
 from preprocessing.tokenize_chats import tokenize_chats
 from preprocessing.tokenizer.chat_encoding import encode_chat
 from preprocessing.tokenizer.chat_template import ChatTemplate
+from preprocessing.tokenizer.conversation import Conversation
 from tests.gristmill_cli.documentation import commands, shell
 from tests.preprocessing.chats import MARKING, make_chats, write_chats
 from tests.preprocessing.test_tokenize_chats import read_chats
@@ -21,6 +25,7 @@ from tests.tokenizers_of_models import content_of
 from tests.training.conftest import write_shards
 from tests.training.hugging_face.test_tokenizer_json import load as load_exported
 from tests.training.hugging_face.test_tokenizer_json import train
+from training.hugging_face.export_hf import export_hf
 
 ONE = RunOptions(workers=1, quiet=True)
 END = "<|im_end|>"
@@ -120,4 +125,34 @@ def test_a_model_of_ones_own_learns_to_chat(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "80 read = 80 written" in done.stderr and "step 10/10" in done.stdout
     assert "assistant:⟦ " in done.stdout and "</s>⟧" in done.stdout
-    assert "user: What grinds?\nassistant:" in done.stdout and "20 tokens written" in done.stderr
+    assert "\n> What grinds?\n" in done.stdout and "1 prompt: " in done.stderr
+    tuned = tmp_path / "tuned"
+    assert (tuned / "chat_template.jinja").read_bytes() == (tmp_path / "chat.jinja").read_bytes()
+    talk_as_transformers_does(tuned, tmp_path / "hf")
+
+
+def talk_as_transformers_does(tuned: Path, exported: Path) -> None:
+    """Talk to a tuned model and to its export: transformers reads the same tokens, by the template in the folder."""
+    transformers = pytest.importorskip("transformers")
+    export_hf(tuned, exported)
+    theirs = transformers.AutoTokenizer.from_pretrained(exported)
+    questions = ["What grinds?", "And what turns its wheel?"]
+    answers = answers_of(tuned, *questions)
+    assert [record["prompt"] for record in answers] == questions
+    assert answers_of(exported, questions[0])[0]["tokens"] == answers[0]["tokens"]
+    template = ChatTemplate.load(exported / "tokenizer.json")
+    conversation = Conversation(template, open_tokenizer(tuned / "tokenizer.model"))
+    messages = list[dict[str, str]]()
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        asked = theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        assert conversation.ask(question) == asked
+        messages.append({"role": "assistant", "content": "The mill."})
+        conversation.answer("The mill.")
+
+
+def answers_of(model: Path, *questions: str) -> list[dict[str, Any]]:
+    words = ["--chat", "true", "--json", "true", "--temperature", "0", "--tokens", "12", "--device", "cpu"]
+    with redirect_stdout(io.StringIO()) as out:
+        generate([str(model), *questions, *words])
+    return [json.loads(line) for line in out.getvalue().splitlines()]

@@ -78,8 +78,13 @@ class TextSequences:
         return torch.arange(self.length).repeat(len(indices), 1)
 
 
-def copy_tokenizer(data: TokenSequences, out_dir: Path) -> None:
-    """Copy the tokenizer of token shards, if it is there, to a run's folder, whose checkpoints read text with it."""
+def copy_tokenizer(parts: Sequence[TokenSequences], out_dir: Path) -> None:
+    """Copy the tokenizer of token shards, if it is there, to a run's folder, whose checkpoints read text with it.
+
+    All sets have one tokenizer; that of chats comes with the template that they were written by.
+    """
+    chats = (part for part in parts if part.masks is not None)
+    data = next(chats, parts[0])
     if found := find_tokenizer(data.manifest.tokenizer, [data.local]):
         for path, copy in copies_in(out_dir, found).items():
             atomic_write_bytes(copy, path.read_bytes())

@@ -139,6 +139,46 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     assert "dp 1 x tp 2 = 2 processes" in refused(capsys, model, "grain", "--parallel.tp", "2").replace(" x pp 1", "")
 
 
+def test_a_conversation_that_cannot_be_is_refused_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
+) -> None:
+    assert f"{model} has no chat template; expected chat_template.jinja" in refused(
+        capsys, model, "a", "--chat", "true"
+    )
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    assert "give --chat true, too" in refused(capsys, model, "a", "--template", str(tmp_path / "chat.jinja"))
+    talk = [model, "--chat", "true", "--template", str(tmp_path / "chat.jinja")]
+    assert "context is 64; expected 63 or fewer: begin another conversation" in refused(capsys, *talk, "grain " * 60)
+    (tmp_path / "chat.jinja").write_text("{{ raise_exception('no grain today') }}")
+    assert "the chat template cannot lead a conversation: " in refused(capsys, *talk, "grain")
+
+
+def test_messages_are_typed_and_answered_one_by_one(tmp_path: Path, model: str) -> None:
+    """At a terminal the message is on the screen: only its answer is printed."""
+    (tmp_path / "chat.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %} {{ m.content }}"
+        "{% endgeneration %}{% else %} {{ m.content }}{% endif %}\n{% endfor %}"
+    )
+    ours, terminal = os.openpty()
+    words = ["--chat", "true", "--template", str(tmp_path / "chat.jinja"), "--tokens", "4", "--temperature", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gristmill_cli", "generate", model, *words],
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=REPOSITORY,
+        text=True,
+    )
+    assert process.stdout is not None
+    for prompt in PROMPTS[:2]:
+        os.write(ours, f"{prompt}\n".encode())
+        assert not process.stdout.readline().startswith((prompt, ">", " "))
+        assert process.stdout.readline() == "\n"
+    os.write(ours, b"\x04")
+    _, said = process.communicate()
+    assert process.returncode == 0 and "Type a message, or Ctrl-D to end." in said and "2 prompts" in said
+
+
 def test_a_model_without_a_tokenizer_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str) -> None:
     export_hf(Path(model), tmp_path / "hf", Path(model) / "train")
     for file in (tmp_path / "hf").glob("tokenizer*"):
