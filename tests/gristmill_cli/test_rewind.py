@@ -19,6 +19,7 @@ from gristmill_cli.run_config import Dedup, Filter, Lines, Mix, RunConfig, Token
 from preprocessing.steps.model_score import ScoreOptions
 from tests.gristmill_cli.corpus import make_corpus, write_records
 from tests.gristmill_cli.documentation import commands, shell
+from tests.gristmill_cli.in_process import gristmill
 from training.config import TrainConfig
 from training.data.batches import PrefetchLoader
 from training.data.data_config import DataConfig
@@ -136,7 +137,7 @@ def test_the_command_prints_documents_and_their_origins(model: tuple[Path, Read]
         for part in each.parts:
             assert f"{part.shard}@{part.in_shard} " in whole.stdout
     chosen = sequences[5].parts[-1]
-    one = command(folder, "--step", 3, "--rank", 0, "--sequence", 5, "--token", LENGTH)
+    one = gristmill("rewind", folder, "--step", 3, "--rank", 0, "--sequence", 5, "--token", LENGTH)
     assert one.returncode == 0, one.stderr
     assert one.stdout.count("\nsequence ") == 1 and one.stdout.count("@") == 2  # its place and its key
     assert f"{chosen.shard}@{chosen.in_shard} " in one.stdout
@@ -145,7 +146,7 @@ def test_the_command_prints_documents_and_their_origins(model: tuple[Path, Read]
 
 def test_a_spike_is_compared_with_the_steps_around_it(model: tuple[Path, Read]) -> None:
     folder, _ = model
-    done = command(folder, "--around", 3)
+    done = gristmill("rewind", folder, "--around", 3)
     assert done.returncode == 0, done.stderr
     rows = dict(line.split("  ", 1) for line in done.stdout.splitlines()[2:])
     reader = Rewind(folder)
@@ -172,14 +173,14 @@ def test_texts_are_decoded_where_no_data_run_is_known(
     shutil.copytree(folder, tmp_path / "read")
     path = tmp_path / "read/run.json"
     path.write_text(path.read_text().replace(str(data.out / "tokens"), str(tmp_path / "nowhere")))
-    refused = command(tmp_path / "read", "--step", 3)
+    refused = gristmill("rewind", tmp_path / "read", "--step", 3)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "try --tokens FOLDER" in refused.stderr
-    moved = command(tmp_path / "read", "--step", 3, "--tokens", tmp_path / "moved/train")
+    moved = gristmill("rewind", tmp_path / "read", "--step", 3, "--tokens", tmp_path / "moved/train")
     assert moved.returncode == 0, moved.stderr
     part = next(part for each in Rewind(folder).sequences(3) for part in each.parts if part.before == 0)
     (origin,) = TokenOrigins(data.out / "tokens/train").find([part.in_folder]).values()
     assert origin.text is not None and origin.text[:40] in moved.stdout and str(origin.key) not in moved.stdout
-    foreign = command(folder, "--step", 3, "--tokens", data.out / "tokens/holdout")
+    foreign = gristmill("rewind", folder, "--step", 3, "--tokens", data.out / "tokens/holdout")
     assert foreign.returncode == 2 and foreign.stderr.count("\n") == 1
     assert "tokens/holdout: expected the token shards that" in foreign.stderr
 
@@ -187,7 +188,7 @@ def test_texts_are_decoded_where_no_data_run_is_known(
 def test_without_the_records_of_the_mix_texts_are_decoded(data: RunConfig, model: tuple[Path, Read]) -> None:
     (data.out / "mix").rename(data.out / "gone")
     try:
-        done = command(model[0], "--step", 3)
+        done = gristmill("rewind", model[0], "--step", 3)
     finally:
         (data.out / "gone").rename(data.out / "mix")
     assert done.returncode == 0, done.stderr
@@ -212,13 +213,13 @@ def test_without_the_records_of_the_mix_texts_are_decoded(data: RunConfig, model
     ],
 )
 def test_a_mistake_is_one_sentence(model: tuple[Path, Read], words: list[Any], said: str) -> None:
-    done = command(model[0], *words)
+    done = gristmill("rewind", model[0], *words)
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_folders_of_no_training_run_are_refused(data: RunConfig, tmp_path: Path) -> None:
     for folder, said in ((data.out, "got the --out of a gristmill run"), (tmp_path, "got no run.json in it")):
-        done = command(folder, "--step", 1)
+        done = gristmill("rewind", folder, "--step", 1)
         assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
 
 
