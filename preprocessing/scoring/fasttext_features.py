@@ -18,8 +18,8 @@ _LABEL_ROW = -2  # stands for the row of a label, which is no feature
 _END_ROW = -3  # and for that of the word that ends a line
 _EIGHT = 8  # bytes that are read at once
 _TOGETHER = 512  # words that are looked up together
-_IS_SPACE = np.zeros(256, np.bool_)
-_IS_SPACE[list(b" \n\r\t\v\f\0")] = True
+IS_SPACE = np.zeros(256, np.bool_)
+IS_SPACE[list(b" \n\r\t\v\f\0")] = True
 _LABEL = np.frombuffer(PREFIX.encode(), np.uint8)
 _END = np.frombuffer(b"</s>", np.uint8)  # the word that ends a line
 _FNV_START = np.uint32(2166136261)
@@ -251,7 +251,7 @@ def find_words(
             high, high_size = bytes_of_word(eights[at])
             at += high_size
             if high_size == np.uint64(8):
-                while not _IS_SPACE[text[at]]:
+                while not IS_SPACE[text[at]]:
                     at += np.uint64(1)
         borders[count, 0] = start
         borders[count, 1] = at
@@ -290,7 +290,7 @@ def look_up(
         if row >= model.words or (row < 0 and is_label(text, start, end)):
             row = _LABEL_ROW
         # The word that ends a line does so also within a text, which fastText reads no further then.
-        elif key == end_key and is_equal(_END, 0, len(_END), text, start, end):
+        elif key == end_key and is_end(text, start, end):
             row = _END_ROW
         values[i] = np.uint64(key) << np.uint64(32) | np.uint64(np.uint32(row))
         if end - start < 2 * _EIGHT:  # a longer word would be taken for another one
@@ -323,6 +323,12 @@ def bytes_of_word(eight: np.uint64) -> tuple[np.uint64, np.uint64]:
 def is_label(text: NDArray[np.uint8], start: int, end: int) -> bool:
     """Return whether a word begins as labels do."""
     return end - start >= len(_LABEL) and is_equal(_LABEL, 0, len(_LABEL), text, start, start + len(_LABEL))
+
+
+@kernel
+def is_end(text: NDArray[np.uint8], start: int, end: int) -> bool:
+    """Return whether a word is the one that ends a line."""
+    return is_equal(_END, 0, len(_END), text, start, end)
 
 
 @kernel

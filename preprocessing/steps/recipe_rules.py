@@ -29,7 +29,7 @@ class RecipeRules(DocumentStep):
 
     @property
     def version(self) -> int:
-        return 5
+        return 6
 
     @property
     def makes(self) -> Mapping[str, str]:
