@@ -1,24 +1,27 @@
 """A run whose --out_dir is in a bucket: killed, refused and on other machines, it ends as a run on a disk does."""
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import obstore
 import pytest
+import torch
 
 from gristmill.errors import GristmillError, InputError, OutputError
 from gristmill_cli.status.training import training_status
 from tests.gristmill_cli.documentation import commands, shell
+from tests.gristmill_cli.in_process import gristmill
 from tests.gristmill_cli.pages import Numbers
 from tests.object_faults import Environment, Seldom, lost_answer, refuse
 from tests.object_store import Store, object_store
+from tests.training.conftest import small_run, train_with_options
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.remote_run import RemoteRun
 from training.config import TrainConfig
@@ -110,7 +113,7 @@ class KillAt:
     def __init__(self, number: int, after: bool) -> None:
         self.left = number
         self.after = after
-        self.process: subprocess.Popen[str] | None = None
+        self.process: BaseProcess | None = None
 
     def __call__(self, application: Any, environment: Environment, start_response: Any) -> Iterable[bytes] | None:
         if environment["REQUEST_METHOD"] == "PUT" and "/run/checkpoints/" in environment["PATH_INFO"]:
@@ -119,40 +122,51 @@ class KillAt:
                 if self.after:
                     lost_answer(application, environment, start_response)
                 assert self.process is not None
-                os.kill(self.process.pid, signal.SIGKILL)
-                self.process.wait()
+                self.process.kill()  # the test alone waits for its end: of two threads one would not see the exit code
                 return lost_answer(application, environment, start_response) if not self.after else [b""]
         return None
 
 
+def train_in_process(out_dir: Path, options: list[str], environment: dict[str, str]) -> None:
+    """A run in a process of its own, which is forked with all modules imported."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    train_with_options(out_dir, options)
+
+
 def test_a_run_that_is_killed_at_any_write_ends_as_one_that_was_not(
-    store: Store, start_training: Callable[..., subprocess.Popen[str]], corpus: Path, tmp_path: Path
+    store: Store, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options = [
-        "--optim.steps",
-        "6",
-        "--checkpoint.every",
-        "2",
-        "--eval.sample_tokens",
-        "0",
-        "--metrics.tensorboard",
-        "false",
-    ]
-    done = start_training([sys.executable], tmp_path / "disk", *options)
-    assert done.wait() == 0, done.stdout
+    options = [*small_run(corpus), "--optim.steps", "6", "--checkpoint.every", "2", "--eval.sample_tokens", "0"]
+    options += ["--metrics.tensorboard", "false"]
     remote = [*options, "--checkpoint.folder", str(tmp_path / "work")]
+    environment = {**store.environment, "GRISTMILL_LEASE_SECONDS": LEASE}
+
+    def start(out_dir: Path, words: list[str]) -> BaseProcess:
+        process = multiprocessing.get_context("forkserver").Process(
+            target=train_in_process, args=(out_dir, words, environment), daemon=True
+        )
+        process.start()
+        return process
+
+    done = start(tmp_path / "disk", options)
+    done.join()
+    assert done.exitcode == 0, capfd.readouterr()
     kills = 0
     for number, after in ((1, False), (2, True), (3, False), (4, True), (7, False)):  # of 4 writes of each checkpoint
-        store.fault = kill = KillAt(number, after)
-        kill.process = start_training([sys.executable], REMOTE, *remote)
-        kills += kill.process.wait() == -signal.SIGKILL
+        kill = KillAt(number, after)
+        store.fault = kill
+        kill.process = start(REMOTE, remote)
+        kill.process.join()
+        kills += kill.process.exitcode == -signal.SIGKILL
         store.fault = None
         for name, data in store.tree("run").items():  # what `latest` names is whole
             if name == "checkpoints/latest":
                 record = json.loads(store.tree(f"run/checkpoints/{data.decode()}")["record.json"])
                 assert set(record["files"]) < set(store.tree(f"run/checkpoints/{data.decode()}"))
-    done = start_training([sys.executable], REMOTE, *remote)
-    assert done.wait() == 0, done.stdout
+    done = start(REMOTE, remote)
+    done.join()
+    assert done.exitcode == 0, capfd.readouterr()
     assert kills >= 4
     require_same(store, tmp_path / "disk")
 
@@ -253,14 +267,14 @@ def test_a_run_in_a_bucket_is_looked_at(
     store.upload_tree(corpus, "mine")
     data = replace(remote.data, train=Path("s3://bucket/mine/tokens/train"), cache=tmp_path / "tokens")
     train(replace(remote, data=data))
-    there = gristmill("rewind", "s3://bucket/run", "--step", "3")
-    here = gristmill("rewind", str(expected), "--step", "3")
+    there = output_of("rewind", "s3://bucket/run", "--step", "3")
+    here = output_of("rewind", expected, "--step", "3")
     assert "step 3: 12 sequences of 16 tokens, read by 1 data-parallel rank" in there
     assert there.replace("s3://bucket/mine", "CORPUS").split() == here.replace(str(corpus), "CORPUS").split()
-    assert "training: finished, step 12 of 12" in gristmill("status", "s3://bucket/run")
-    assert "report: s3://bucket/run/report.html" in gristmill("report", "s3://bucket/run")
-    assert "s3://bucket/run/loss.svg" in gristmill("plot", "s3://bucket/run")
-    gristmill("report", str(expected))
+    assert "training: finished, step 12 of 12" in output_of("status", "s3://bucket/run")
+    assert "report: s3://bucket/run/report.html" in output_of("report", "s3://bucket/run")
+    assert "s3://bucket/run/loss.svg" in output_of("plot", "s3://bucket/run")
+    output_of("report", expected)
     files = store.tree("run")
     assert files["loss.svg"].startswith(b"<?xml")
     of_losses = []
@@ -270,9 +284,9 @@ def test_a_run_in_a_bucket_is_looked_at(
     assert of_losses[0] == of_losses[1] and len(of_losses[0]) > 3
 
 
-def gristmill(*words: str) -> str:
+def output_of(*words: object) -> str:
     """What a command prints."""
-    done = subprocess.run([sys.executable, "-m", "gristmill_cli", *words], capture_output=True, text=True, check=False)
+    done = gristmill(*words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
