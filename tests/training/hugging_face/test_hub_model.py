@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gristmill_cli.in_process import gristmill
 from tests.hub_server import DATASET, Hub, running_hub, status
 from tests.training.hf_models import build_theirs
 from training.hugging_face.import_hf import import_hf
@@ -56,11 +57,13 @@ def test_what_the_hub_has_not_is_refused_in_one_sentence(hub: Hub, tmp_path: Pat
         ("hf://datasets/org/name", 2, "expected the folder of a Hugging Face model, or hf://ORG/NAME"),
         ("s3://bucket/model", 2, "expected the folder of a Hugging Face model, or hf://ORG/NAME"),
     ]
+    here = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     for name, code, message in cases:
-        done = run(hub, tmp_path, name, str(tmp_path / "out"))
+        done = gristmill("import-hf", name, tmp_path / "out", **here)
         assert done.returncode == code and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    gone = run(hub, tmp_path, f"hf://{DATASET}", str(tmp_path / "out"), HF_ENDPOINT="http://127.0.0.1:9")
+    gone = gristmill("import-hf", f"hf://{DATASET}", tmp_path / "out", **here | {"HF_ENDPOINT": "http://127.0.0.1:9"})
     assert gone.returncode == 1 and "the Hub cannot be reached" in gone.stderr and gone.stderr.count("\n") == 1
     hub.faults = [status(403, **{"X-Error-Code": "GatedRepo"})]
-    assert "accept the terms on its page" in run(hub, tmp_path, f"hf://{DATASET}", str(tmp_path / "out")).stderr
+    gated = gristmill("import-hf", f"hf://{DATASET}", tmp_path / "out", **here)
+    assert "accept the terms on its page" in gated.stderr
     assert not (tmp_path / "out").exists()

@@ -14,6 +14,7 @@ import torch
 import transformers
 from huggingface_hub import ModelCard
 
+from tests.gristmill_cli.in_process import gristmill
 from tests.gristmill_cli.test_data_card import Uploads
 from training.config import TrainConfig
 from training.train import train
@@ -75,7 +76,7 @@ def test_what_cannot_be_pushed_is_refused_in_one_sentence(run: Path, tmp_path: P
         ((str(run), "hf://datasets/org/mill", "--tokens", "t"), 2, "--tokens is for a model"),
     )
     for words, code, message in cases:
-        done = push(*words)
+        done = gristmill("push", *words)
         assert done.returncode == code and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    gone = push(str(run), "hf://org/mill", HF_ENDPOINT="http://127.0.0.1:9", HF_TOKEN="hf_x")
+    gone = gristmill("push", run, "hf://org/mill", HF_ENDPOINT="http://127.0.0.1:9", HF_TOKEN="hf_x")
     assert gone.returncode == 1 and "cannot be reached" in gone.stderr and "Traceback" not in gone.stderr
