@@ -116,6 +116,7 @@ def test_no_sequence_is_read_twice_before_its_set_was_read_once(
         assert len(set(of_set[SIZE:])) == len(of_set[SIZE:]) or len(of_set) > 2 * SIZE
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
 def test_a_branch_that_is_resumed_reads_what_it_would_have_read(
     base: TrainConfig, tmp_path: Path, stages: list[Stage]

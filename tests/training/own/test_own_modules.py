@@ -221,16 +221,23 @@ def losses(out_dir: Path) -> dict[int, float]:
     return dict(metric_values(out_dir, "step", "loss"))
 
 
+ALONE = [
+    ("squared_relu", ""), ("reglu", ""), ("ScaledMLP", ""), ("SumMLP", ""), ("WholeMLP", ""), ("", "ScaledBlock"),
+]  # fmt: skip
+DIVIDED = ["tp 2, sequence parallel"]  # a part's placements and terms are for it
+
+
 @pytest.mark.parametrize(
-    "names",
+    ("names", "layouts"),
     [
-        ("squared_relu", ""), ("reglu", ""), ("ScaledMLP", ""), ("SumMLP", ""), ("WholeMLP", ""), ("", "ScaledBlock"),
-        ("ScaledMLP", "ScaledBlock"),
+        *((names, DIVIDED) for names in ALONE),
+        (("ScaledMLP", "ScaledBlock"), list(LAYOUTS)),
+        *(pytest.param(names, list(LAYOUTS), marks=pytest.mark.thorough) for names in ALONE),
     ],
-)  # fmt: skip
+)
 def test_own_parts_train_alike_under_every_layout(
     corpus: Path, tmp_path: Path, parts: Path, train_in_ranks: Callable[[int, Path, list[str]], None],
-    names: tuple[str, str],
+    names: tuple[str, str], layouts: list[str],
 ) -> None:  # fmt: skip
     mlp, block = names
     given = options(corpus, "--model.dropout", "0.1")
@@ -239,7 +246,8 @@ def test_own_parts_train_alike_under_every_layout(
     train_in_ranks(1, tmp_path / "one", given)
     plain = losses(tmp_path / "one")
     assert len(plain) == 4
-    for number, (layout, (processes, words)) in enumerate(LAYOUTS.items()):
+    for number, layout in enumerate(layouts):
+        processes, words = LAYOUTS[layout]
         train_in_ranks(processes, out_dir := tmp_path / str(number), [*given, *words])
         assert losses(out_dir) == pytest.approx(plain, rel=1e-9), layout
     train_in_ranks(1, tmp_path / "ours", options(corpus, "--model.dropout", "0.1"))
