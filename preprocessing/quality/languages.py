@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from gristmill.errors import UsageError
 from preprocessing.quality.language_model import LANGUAGE_LIBRARIES, language_model
-from preprocessing.quality.words import WordSplitter, hash_of, script_shares
+from preprocessing.quality.pieces import hash_words
+from preprocessing.quality.words import WordSplitter, script_shares
 
 SEGMENTER = "icu4py"  # the distribution whose version decides what the words are
 _SCRIPTS = {  # of a table's names, in words.SCRIPTS
@@ -196,4 +197,4 @@ def number_of(value: Any) -> float:
 
 @lru_cache(maxsize=1 << 12)
 def _hashes(words: tuple[str, ...]) -> NDArray[np.uint64]:
-    return np.array([hash_of(word) for word in words], np.uint64)
+    return hash_words(words)

@@ -6,19 +6,18 @@ between letters are words. The rules are those of the tokenizer of spaCy for Eng
 rare forms. Also the signs, the ends of sentences and the scripts that rules know.
 """
 
-import hashlib
 import re
 import unicodedata
 from array import array
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.kernels import kernel
-from preprocessing.quality.pieces import MAX_PIECES, PieceTable, count_pieces, find_pieces
+from preprocessing.quality.pieces import MAX_PIECES, UNKNOWN, WORD, PieceTable, count_pieces, find_pieces, hash_words
 
 SENTENCE_ENDS = frozenset(".!?։؟۔܀܁܂߹।॥၊။።፧፨᙮᠃᠉‼‽⁇⁈⁉⸮⸼。꓿﹒﹖﹗！．？｡")
 _SIGNS = frozenset(["Pd", "Ps", "Pe", "Pi", "Pf", "Cc"])
@@ -266,24 +265,20 @@ class Words(NamedTuple):
     line: NDArray[np.int32]
 
 
-_NO_WORDS = Words(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.int32))
-
-
 class WordSplitter:
     """Splits texts, and remembers what pieces it has split: most of a text are a few thousand of them."""
 
     def __init__(self, split: Callable[[str], list[str]] = split_piece) -> None:
+        """`split` takes a piece; of one of ASCII letters it makes one word, unless that is in _TWO_WORDS."""
         self._split = split
         self._forget()
 
     def _forget(self) -> None:
-        self._pieces = PieceTable()
-        self._words: dict[str, int] = {}
-        # Of each piece: the first of its words in _word_of, and how many they are.
+        self._pieces = PieceTable([*_TWO_WORDS, *STOP_WORDS])
+        # Of each piece: the number of its first word, and how many it has.
         self._first = array("q")
         self._count = array("q")
-        self._word_of = array("q")
-        # Of each word:
+        # Of each word of a piece:
         self._length = array("q")
         self._flags = array("q")
         self._hash = array("Q")
@@ -296,57 +291,57 @@ class WordSplitter:
         """Return the words of a text, in linear time."""
         if len(self._first) > MAX_PIECES:
             self._forget()
-        data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+        encoded = text.encode("utf-8", "surrogatepass")
+        data = np.frombuffer(encoded, np.uint8)
         max_count = count_pieces(data)
         borders = np.empty((max_count, 2), np.uint64)
         keys = np.empty(max_count, np.uint64)
         lines = np.empty(max_count, np.int32)
         count = find_pieces(data, borders, keys, lines)
-        pieces = self._pieces.find(keys[:count])
-        self._learn_missing(data, borders, keys, pieces)
-        return self._gather(pieces, lines)
+        pieces = self._pieces.find(data, borders, keys[:count])
+        unknown = np.flatnonzero(pieces == UNKNOWN)
+        if len(unknown):
+            pieces[unknown] = self._learn([encoded[start:end] for start, end in borders[unknown].tolist()])
+            self._pieces.add(keys[unknown], pieces[unknown])
+        return self._gather(pieces, borders, keys, lines)
 
-    def _gather(self, pieces: NDArray[np.int64], lines: NDArray[np.int32]) -> Words:
-        """Return the words of pieces, given their numbers and lines."""
-        if not len(pieces):
-            return _NO_WORDS
-        tables = (self._first, self._count, self._word_of, self._length, self._flags)
-        first, count, word_of, length, flags = (np.frombuffer(table, np.int64) for table in tables)
+    def _learn(self, pieces: list[bytes]) -> list[int]:
+        """Split pieces, some of which are the same; return their numbers."""
+        distinct = dict.fromkeys(pieces, 0)
+        words = list[str]()
+        for piece in distinct:
+            of_piece = self._split(piece.decode("utf-8", "surrogatepass"))
+            distinct[piece] = len(self._first)
+            self._first.append(len(self._length) + len(words))
+            self._count.append(len(of_piece))
+            words += of_piece
+        self._length.extend(map(len, words))
+        self._flags.extend(map(_flags_of, words))
+        self._hash.frombytes(hash_words(words).tobytes())
+        return [distinct[piece] for piece in pieces]
+
+    def _gather(
+        self,
+        pieces: NDArray[np.int64],
+        borders: NDArray[np.uint64],
+        keys: NDArray[np.uint64],
+        lines: NDArray[np.int32],
+    ) -> Words:
+        """Return the words of pieces, given their numbers, borders, hashes and lines."""
+        tables = [_as_numpy(table, np.int64) for table in (self._first, self._count, self._length, self._flags)]
+        first, count, length, flags = tables
         size = _count_words(pieces, count)
         words = Words(
             np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint64), np.empty(size, np.int32)
         )
-        _gather(pieces, lines, first, count, word_of, length, flags, np.frombuffer(self._hash, np.uint64), *words)
+        hashes = _as_numpy(self._hash, np.uint64)
+        _gather(pieces, borders, keys, lines, first, count, length, flags, hashes, *words)
         return words
 
-    def _learn_missing(
-        self, data: NDArray[np.uint8], borders: NDArray[np.uint64], keys: NDArray[np.uint64], pieces: NDArray[np.int64]
-    ) -> None:
-        """Learn the pieces that have no number, -1, and write it."""
-        learnt = dict[bytes, int]()
-        for at in np.flatnonzero(pieces < 0).tolist():
-            start, end = borders[at].tolist()
-            piece = data[start:end].tobytes()
-            if piece not in learnt:
-                learnt[piece] = self._learn(piece.decode("utf-8", "surrogatepass"))
-                self._pieces.add(keys[at], learnt[piece])
-            pieces[at] = learnt[piece]
 
-    def _learn(self, piece: str) -> int:
-        """Split a piece, and return its number."""
-        words = self._split(piece)
-        number = len(self._first)
-        self._first.append(len(self._word_of))
-        self._count.append(len(words))
-        for word in words:
-            known = self._words.get(word, -1)
-            if known < 0:
-                known = self._words[word] = len(self._length)
-                self._length.append(len(word))
-                self._flags.append(_flags_of(word))
-                self._hash.append(hash_of(word))
-            self._word_of.append(known)
-        return number
+def _as_numpy(values: array, dtype: type[np.int64 | np.uint64]) -> NDArray[Any]:
+    """Return numbers as an array that shares their memory; while it lives, none can be added."""
+    return np.frombuffer(values, dtype) if values else np.empty(0, dtype)
 
 
 @kernel
@@ -354,17 +349,18 @@ def _count_words(pieces: NDArray[np.int64], count: NDArray[np.int64]) -> int:
     """Return how many words pieces have, given the number of each."""
     total = 0
     for piece in pieces:
-        total += count[np.uint64(piece)]
+        total += 1 if piece == WORD else count[np.uint64(piece)]
     return total
 
 
 @kernel
 def _gather(
     pieces: NDArray[np.int64],
+    borders: NDArray[np.uint64],
+    keys: NDArray[np.uint64],
     lines: NDArray[np.int32],
     first: NDArray[np.int64],
     count: NDArray[np.int64],
-    word_of: NDArray[np.int64],
     length: NDArray[np.int64],
     flags: NDArray[np.int64],
     hashes: NDArray[np.uint64],
@@ -373,13 +369,19 @@ def _gather(
     text_hash: NDArray[np.uint64],
     text_line: NDArray[np.int32],
 ) -> None:
-    """Write length, flags, hash and line of each word of a text, given the numbers and lines of its pieces."""
+    """Write length, flags, hash and line of each word of a text, given the pieces of the text."""
     at = np.uint64(0)
     for i in range(len(pieces)):
-        piece = np.uint64(pieces[i])
-        start = np.uint64(first[piece])
-        for place in range(start, start + np.uint64(count[piece])):
-            word = np.uint64(word_of[place])
+        if pieces[i] == WORD:
+            text_length[at] = borders[i, 1] - borders[i, 0]
+            text_flags[at] = ALPHABETIC
+            text_hash[at] = keys[i]
+            text_line[at] = lines[i]
+            at += np.uint64(1)
+            continue
+        start = np.uint64(first[np.uint64(pieces[i])])
+        end = start + np.uint64(count[np.uint64(pieces[i])])
+        for word in range(start, end):
             text_length[at] = length[word]
             text_flags[at] = flags[word]
             text_hash[at] = hashes[word]
@@ -398,15 +400,15 @@ def count_sentences(words: Words) -> int:
     return int(np.count_nonzero(stops[:-1] & ~stops[1:] & (lines[:-1] == lines[1:])))
 
 
-def hash_of(word: str) -> int:
-    """Return the 64-bit hash of a word."""
-    digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
 def _flags_of(word: str) -> int:
     if word.isalpha():
         return ALPHABETIC | _STOP_BIT.get(word, 0)
+    return _flags_of_sign(word)
+
+
+@lru_cache(1 << 12)
+def _flags_of_sign(word: str) -> int:
+    """Return the flags of a word that has other characters than letters."""
     ends = word in SENTENCE_ENDS
     is_punctuation = all(unicodedata.category(c).startswith("P") for c in word)
     flags = ALPHABETIC * any(map(str.isalpha, word)) | SYMBOL * is_symbol(word) | ENDS_SENTENCE * ends
