@@ -10,7 +10,7 @@ if ! command -v chromedriver >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-
 fi
 ruff check .
 ruff format --check .
-mypy
+mypy --num-workers 2
 # Hundreds of processes are started, three tests at once: each reads the modules' bytecode, and has one thread.
 unset PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS=1

@@ -45,6 +45,9 @@ _LONGEST = (
     "test_certificate.py",
     "test_train.py",
     "test_grid.py",
+    "test_disturbed_run.py",
+    "test_remote_run.py",
+    "test_torchrun.py",
 )
 _REFUSAL = re.compile(r"[^\n]* needs torch 2\.\d+ or later, and this is [^\n]*")
 
