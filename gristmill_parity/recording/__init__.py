@@ -15,9 +15,11 @@ Read in this order:
     sketch.py       what is kept of every tensor: hash, norm, and a linear sketch that pieces add up to
     files.py        a rank's recording on disk, and the recordings of all ranks
     assemble.py     pieces put together, and compared with the reference's tensor
+    reference.py    the reference's tensors, and the tolerance of each
     compare.py      compare(): tensors in order of computation, the first outside its tolerance
     evidence.py     a wrong tensor and what is expected of it, as patterns look at them
     patterns.py     what the difference looks like: a factor, a missing term, shifted, transposed, stale, noise
+    moved.py, scaled_rows.py    two of them
     verdict.py      what was found, in two to five sentences
 
 docs/guides/find-a-wrong-gradient.md begins with an example.

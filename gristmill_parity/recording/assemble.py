@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill_parity.recording.files import Held, Recording, RecordingError
+from gristmill_parity.recording.files import RankTensor, Recording, RecordingError
 from gristmill_parity.recording.recorder import MICRO_BATCH
 
 Array = np.ndarray[Any, Any]
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 class Copy:
     """A box of a tensor as one rank has it, or several whose terms were summed."""
 
-    held: tuple[Held, ...]
+    held: tuple[RankTensor, ...]
     coordinates: tuple[tuple[str, int], ...]
     """Index along each axis of which the tensor is a copy."""
 
@@ -52,7 +52,7 @@ class Copy:
         return total / self.divisor
 
 
-def mean_divisor(held: Sequence[Held]) -> int:
+def mean_divisor(held: Sequence[RankTensor]) -> int:
     """Return the number of ranks along axes whose ranks have terms of a mean."""
     divisor = 1
     for axis, reduce in held[0].entry.piece.partial.items():
@@ -61,14 +61,14 @@ def mean_divisor(held: Sequence[Held]) -> int:
     return divisor
 
 
-def coordinate(held: Held, axis: str) -> int:
+def coordinate(held: RankTensor, axis: str) -> int:
     """Return the index of a tensor's rank along an axis."""
     return held.entry.call if axis == MICRO_BATCH else held.rank.axes[axis][0]
 
 
-def copies_of(pieces: Sequence[Held], recording: Recording) -> list[Copy]:
+def copies_of(pieces: Sequence[RankTensor], recording: Recording) -> list[Copy]:
     """Return the copies of each box of a tensor. Raises RecordingError if terms of a sum are missing."""
-    groups: dict[Any, dict[tuple[int, ...], list[Held]]] = {}
+    groups: dict[Any, dict[tuple[int, ...], list[RankTensor]]] = {}
     for held in pieces:
         piece = held.entry.piece
         replicated = tuple((axis, coordinate(held, axis)) for axis in piece.replicated)

@@ -10,6 +10,10 @@ from gristmill_parity.recording.files import Key, Recording
 
 EXPLAINED = 0.05
 """Of a difference, what a pattern may leave of it."""
+LEFT_IN_NOISE = 0.6
+"""The same where it is less than the tolerance: rounding is left of it, too."""
+ALONG = 0.25
+"""How far the difference may be from the pattern's, along that."""
 
 
 @dataclass
@@ -37,21 +41,32 @@ class Evidence:
 
     def explains(self, other: Array) -> bool:
         """Return whether the tensor is `other`, up to rounding."""
-        return self._left(self.values, other) <= max(EXPLAINED * self.off, min(self.tolerance, 0.4 * self.off))
+        return self._explains(self.values, self.expected, other, self.tolerance)
 
     def box_explains(self, other: Array, copy: Copy) -> bool:
         """Return whether the values of a copy are `other`, a box, up to rounding, and not what is expected."""
         values = copy.values()
-        off = float(np.linalg.norm(values - take(self.expected, copy.index)))
-        share = self.tolerance * (values.size / max(1, self.expected.size)) ** 0.5
-        return off > 0 and self._left(values, other) <= max(EXPLAINED * off, min(share, 0.4 * off))
+        tolerance = self.tolerance * (values.size / max(1, self.expected.size)) ** 0.5
+        return self._explains(values, take(self.expected, copy.index), other, tolerance)
 
     @staticmethod
-    def _left(values: Array, other: Array) -> float:
+    def _explains(values: Array, expected: Array, other: Array, tolerance: float) -> bool:
+        """Return whether the difference from what is expected is that of `other`.
+
+        In 16 bits rounding may be half of it, but does not look like `other`: along the direction of that it is small.
+        """
         if values.shape != other.shape:
-            return float("inf")
+            return False
+        difference = values - expected
+        off = float(np.linalg.norm(difference))
         left = float(np.linalg.norm(values - other))
-        return float("inf") if np.isnan(left) else left
+        if not off or np.isnan(left):
+            return False
+        if left <= EXPLAINED * off:
+            return True
+        direction = other - expected
+        along = float(np.sum(difference * direction)) / (float(np.sum(np.square(direction))) or 1.0)
+        return left <= min(tolerance, LEFT_IN_NOISE * off) and abs(along - 1) < ALONG
 
     def wrong_slices(self, dim: int) -> Array:
         """Return the indices along a dimension whose slices are off."""
@@ -77,6 +92,12 @@ class Evidence:
         ]
         described = ", ".join(parts) or "everywhere"
         return f"in {described}, of shape {list(self.expected.shape)}" + (f" ({', '.join(own)})" if own else "")
+
+
+def ratio_of(values: Array, expected: Array) -> float:
+    """Return the multiple of `expected` that is nearest to `values`."""
+    square = float(np.sum(np.square(expected)))
+    return float(np.sum(values * expected)) / square if square else 1.0
 
 
 def likely_axes(evidence: Evidence) -> tuple[str, ...]:

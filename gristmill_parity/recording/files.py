@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill_parity.recording.placement import Coordinates, Piece
+from gristmill_parity.recording.placement import Coordinates, TensorPiece
 from gristmill_parity.recording.sketch import hash_of, sketch_of
 
 FORMAT = 1
@@ -45,7 +45,7 @@ class Entry:
     dtype: str
     shape: tuple[int, ...]
     """Of the values that the rank has."""
-    piece: Piece
+    piece: TensorPiece
     hash: int
     norm: float
     sketch: tuple[float, ...]
@@ -68,7 +68,7 @@ class Writer:
         self._values = (folder / _VALUES.format(rank)).open("wb")
         self._entries: list[list[Any]] = []
 
-    def write(self, key: Key, call: int, values: Tensor, piece: Piece, keeps: bool, again: bool = False) -> None:
+    def write(self, key: Key, call: int, values: Tensor, piece: TensorPiece, keeps: bool, again: bool = False) -> None:
         """Add a tensor: its hash, norm and sketch, and its values if it `keeps` them."""
         values = values.detach()
         dtype = str(values.dtype).removeprefix("torch.")
@@ -133,12 +133,12 @@ class RankRecording:
 def _read_entries(rows: list[list[Any]]) -> Iterator[Entry]:
     for step, name, kind, call, dtype, shape, piece, digest, norm, sketch, offset, again in rows:
         key = Key(step, name, kind)
-        place = Piece.from_json(piece)
+        place = TensorPiece.from_json(piece)
         yield Entry(key, call, dtype, tuple(shape), place, digest, norm, tuple(sketch), offset, again)
 
 
 @dataclass(frozen=True)
-class Held:
+class RankTensor:
     """A tensor as a rank has it."""
 
     rank: RankRecording
@@ -154,12 +154,12 @@ class Recording:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.ranks = _read_ranks(self.folder)
-        self.tensors: dict[Key, list[Held]] = {}
-        self.again: dict[Key, list[Held]] = {}
+        self.tensors: dict[Key, list[RankTensor]] = {}
+        self.again: dict[Key, list[RankTensor]] = {}
         for rank in self.ranks:
             for entry in rank.entries:
                 chosen = self.again if entry.again else self.tensors
-                chosen.setdefault(entry.key, []).append(Held(rank, entry))
+                chosen.setdefault(entry.key, []).append(RankTensor(rank, entry))
 
     @property
     def axis_sizes(self) -> dict[str, int]:

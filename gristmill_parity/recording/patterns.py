@@ -1,20 +1,21 @@
 """Patterns: what a wrong tensor looks like beside the right one, and what in a layout does such a thing."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from gristmill_parity.recording.assemble import Array, Copy, coordinate, mean_divisor, put, subsets, take
-from gristmill_parity.recording.evidence import EXPLAINED, Evidence, likely_axes
-from gristmill_parity.recording.files import Held, Key
+from gristmill_parity.recording.evidence import EXPLAINED, LEFT_IN_NOISE, Evidence, likely_axes, ratio_of
+from gristmill_parity.recording.files import Key, RankTensor
+from gristmill_parity.recording.moved import exchanged, shifted
 from gristmill_parity.recording.recorder import MICRO_BATCH
+from gristmill_parity.recording.scaled_rows import scaled_rows
 from gristmill_parity.recording.verdict import Pattern
 
 _LOW_PRECISION = 2.0**-7
 """Of a tensor, what rounding to 16 bits changes."""
-_LONGEST = 2048
-"""Slices along a dimension that are matched with each other."""
+_ALMOST_NOTHING = 0.1
+"""Of a tensor's norm, what is left of it where its largest term is missing."""
 
 
 def find_pattern(evidence: Evidence) -> Pattern:
@@ -27,11 +28,13 @@ def find_pattern(evidence: Evidence) -> Pattern:
         _not_summed,
         _factor,
         _terms,
+        _almost_nothing,
+        scaled_rows,
         _any_factor,
         _box_factor,
         _transposed,
-        _shifted,
-        _exchanged,
+        shifted,
+        exchanged,
         _mixed,
     ):
         pattern = find(evidence)
@@ -123,7 +126,7 @@ def _not_summed(evidence: Evidence) -> Pattern | None:
             for copy, values, count in sums:
                 put(total, copy.index, values / count if divides else values)
             left = float(np.linalg.norm(total - evidence.expected))
-            if left <= max(EXPLAINED * evidence.off, min(evidence.tolerance, 0.4 * evidence.off)):
+            if left <= max(EXPLAINED * evidence.off, min(evidence.tolerance, LEFT_IN_NOISE * evidence.off)):
                 named = " and ".join(axes)
                 sentence = (
                     f"Each rank along {named} has a term of its own, and their {word} is right: it was not {wrong} "
@@ -141,14 +144,9 @@ def _of_a_missing_sum(key: Key) -> str:
     return "The all-reduce after the row-parallel product, or the lookup, before it is missing."
 
 
-def _ratio(values: Array, expected: Array) -> float:
-    square = float(np.sum(np.square(expected)))
-    return float(np.sum(values * expected)) / square if square else 1.0
-
-
 def _factor(evidence: Evidence, only_round: bool = True) -> Pattern | None:
     """Return a multiple: by default of a number of ranks."""
-    ratio = _ratio(evidence.values, evidence.expected)
+    ratio = ratio_of(evidence.values, evidence.expected)
     if abs(ratio - 1) < 1e-9 or not evidence.explains(ratio * evidence.expected):
         return None
     pattern, is_round = _describe_factor(evidence, ratio, "")
@@ -160,6 +158,19 @@ def _factor(evidence: Evidence, only_round: bool = True) -> Pattern | None:
 
 def _any_factor(evidence: Evidence) -> Pattern | None:
     return _factor(evidence, only_round=False)
+
+
+def _almost_nothing(evidence: Evidence) -> Pattern | None:
+    """Return a tensor of which nearly nothing is left."""
+    norm = float(np.linalg.norm(evidence.expected))
+    left = float(np.linalg.norm(evidence.values))
+    if evidence.expected.size < 2 or left > _ALMOST_NOTHING * norm:
+        return None
+    sentence = (
+        f"Only {left / norm:.1%} of it is left: the term that is nearly all of it is missing, as one that a loss of "
+        "its own (of a router's balance) adds, or a branch that is detached."
+    )
+    return Pattern("missing term", sentence, likely_axes(evidence))
 
 
 def _describe_factor(evidence: Evidence, ratio: float, where: str) -> tuple[Pattern, bool]:
@@ -208,7 +219,7 @@ def _batch_axes(evidence: Evidence) -> list[str]:
     return list(axes)
 
 
-def _own_terms(evidence: Evidence) -> list[Held]:
+def _own_terms(evidence: Evidence) -> list[RankTensor]:
     """Return the gradients of a parameter before reduction, in the step of the wrong tensor."""
     key = evidence.key
     if key.kind not in ("gradient", "own gradient"):
@@ -251,7 +262,7 @@ def _terms(evidence: Evidence) -> Pattern | None:
     return None
 
 
-def _sum_of(held: Sequence[Held], shape: tuple[int, ...]) -> Array:
+def _sum_of(held: Sequence[RankTensor], shape: tuple[int, ...]) -> Array:
     """Return the sum of terms, each of them once, as a whole tensor."""
     total = np.zeros(shape)
     seen = set[object]()
@@ -272,7 +283,7 @@ def _box_factor(evidence: Evidence) -> Pattern | None:
     expected = take(evidence.expected, evidence.worst.index)
     if expected.size < 2:
         return None
-    ratio = _ratio(evidence.worst.values(), expected)
+    ratio = ratio_of(evidence.worst.values(), expected)
     if abs(ratio - 1) < 1e-6 or not evidence.box_explains(ratio * expected, evidence.worst):
         return None
     pattern, _ = _describe_factor(evidence, ratio, f" on rank {evidence.worst.rank}")
@@ -294,84 +305,6 @@ def _transposed(evidence: Evidence) -> Pattern | None:
         other = box.swapaxes(-1, -2)
         if evidence.box_explains(other, evidence.worst):
             return Pattern("transposed", "This rank's block is transposed.", likely_axes(evidence))
-    return None
-
-
-def _shifted(evidence: Evidence) -> Pattern | None:
-    """Slices along a dimension that are those of other indices."""
-    for dim in range(evidence.expected.ndim):
-        size = evidence.expected.shape[dim]
-        if not 1 < size <= _LONGEST:
-            continue
-        index = evidence.worst.index
-        others = [np.arange(size) if each == dim else own for each, own in enumerate(index)]
-        right_rows = np.moveaxis(take(evidence.expected, others), dim, 0).reshape(size, -1)
-        own_rows = np.moveaxis(evidence.worst.values(), dim, 0).reshape(len(index[dim]), -1)
-        off = np.linalg.norm(own_rows - right_rows[index[dim]], axis=1)
-        is_wrong = off > max(0.05 * off.max(initial=0.0), evidence.tolerance / size**0.5)
-        wrong = index[dim][is_wrong]
-        wrong_rows = own_rows[is_wrong]
-        if len(wrong) < 2 or right_rows.shape[1] < 2:
-            continue
-        matched = _matches(wrong_rows, right_rows, right_rows[wrong])
-        known = matched >= 0
-        if known.mean() < 0.6:
-            continue
-        shifts = Counter(((matched[known] - wrong[known]) % size).tolist())
-        shift, count = shifts.most_common(1)[0]
-        shift = shift if shift <= size // 2 else shift - size
-        axes = tuple(axis for axis, of_axis in evidence.shards.items() if of_axis == dim) or likely_axes(evidence)
-        if count > 0.5 * len(wrong) and shift:
-            return _describe_shift(evidence, dim, shift, axes)
-        if known.mean() > 0.8:
-            sentence = (
-                f"Along dimension {dim} it has the right values in another order: blocks, heads or tokens are taken "
-                "from, or sent to, other ranks than they belong to."
-            )
-            return Pattern("other order", sentence, axes)
-    return None
-
-
-def _matches(wrong: Array, right: Array, own: Array) -> Array:
-    """Return for each wrong row the index of the right row that it equals, or -1."""
-    distances = np.sum(wrong**2, 1)[:, None] + np.sum(right**2, 1)[None, :] - 2 * wrong @ right.T
-    nearest = distances.argmin(1)
-    off = np.sum((wrong - own) ** 2, 1)
-    left = np.sum((wrong - right[nearest]) ** 2, 1)
-    spread = np.sum((right - right.mean(0)) ** 2, 1).mean()
-    return np.where((left <= 0.01 * off) & (off > 1e-3 * spread), nearest, -1)
-
-
-def _describe_shift(evidence: Evidence, dim: int, shift: int, axes: tuple[str, ...]) -> Pattern:
-    index = evidence.worst.index[dim]
-    block = len(index)
-    is_block = block > 1 and shift % block == 0 and block < evidence.expected.shape[dim]
-    amount = f"a block of {abs(shift)}" if is_block else f"{abs(shift)}"
-    direction = "later" if shift > 0 else "earlier"
-    reason = (
-        "a rank takes its offset as another's, or as zero"
-        if is_block
-        else "positions, masks or labels are counted from another start"
-    )
-    sentence = f"Along dimension {dim} it has the values that belong {amount} {direction}: {reason}."
-    return Pattern("shifted", sentence, axes)
-
-
-def _exchanged(evidence: Evidence) -> Pattern | None:
-    """Return a rank's piece that is another rank's."""
-    shape = take(evidence.expected, evidence.worst.index).shape
-    seen = set[object]()
-    for copy in evidence.copies:
-        piece = copy.held[0].entry.piece
-        if piece.index in seen or copy.held[0].entry.shape != shape or copy is evidence.worst:
-            continue
-        seen.add(piece.index)
-        if evidence.box_explains(take(evidence.expected, copy.index), evidence.worst):
-            sentence = (
-                f"Rank {evidence.worst.rank} has the piece of rank {copy.rank}: it takes its index along "
-                f"{' or '.join(evidence.shards)} as another's."
-            )
-            return Pattern("shifted", sentence, tuple(evidence.shards))
     return None
 
 

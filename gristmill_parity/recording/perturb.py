@@ -32,7 +32,8 @@ class Noise:
     def rounded(self, x: Tensor) -> Tensor:
         """Return `x` with each element off by up to half an epsilon."""
         noise = torch.rand(x.shape, generator=self._generator, dtype=torch.float64).mul_(2).sub_(1)
-        return x * (1 + self._scale * noise).to(x.device, x.dtype)
+        exact = x.double() * (1 + self._scale * noise).to(x.device)
+        return exact.to(x.dtype)
 
 
 @dataclass(frozen=True)

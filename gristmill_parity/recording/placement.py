@@ -54,7 +54,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """A rank's part of a tensor: global shape, indices along each dimension, and the axes by what they do."""
 
     shape: tuple[int, ...]
@@ -73,7 +73,7 @@ class Piece:
         return [self.shape, self.index, dict(self.shards), dict(self.partial), self.replicated]
 
     @classmethod
-    def from_json(cls, values: list[Any]) -> "Piece":
+    def from_json(cls, values: list[Any]) -> "TensorPiece":
         shape, index, shards, partial, replicated = values
         runs = tuple(tuple((start, stop, step) for start, stop, step in each) for each in index)
         return cls(tuple(shape), runs, shards, partial, tuple(replicated))
@@ -108,7 +108,7 @@ def compress_indices(indices: np.ndarray[Any, np.dtype[np.int64]]) -> Runs:
     return tuple(runs)
 
 
-def piece_of(tensor: Tensor, placement: Placement | Box, axes: Coordinates) -> tuple[Tensor, Piece]:
+def piece_of(tensor: Tensor, placement: Placement | Box, axes: Coordinates) -> tuple[Tensor, TensorPiece]:
     """Return the values that this rank has, and the piece of the global tensor that they are.
 
     A DTensor says itself what the axes of its mesh do; `placement` says it of the others. Axes that are not in `axes`
@@ -148,7 +148,7 @@ def piece_of(tensor: Tensor, placement: Placement | Box, axes: Coordinates) -> t
             of_dim = _selected(of_dim, kind, *axes[name])
         index.append(of_dim[box.offset[dim] : box.offset[dim] + tensor.shape[dim]])
     present = {name: kind for name, kind in kinds.items() if name in axes and axes[name][1] > 1}
-    piece = Piece(
+    piece = TensorPiece(
         tuple(sizes),
         tuple(compress_indices(each) for each in index),
         {name: kind.dim % max(1, tensor.ndim) for name, kind in present.items() if isinstance(kind, Shard)},

@@ -5,7 +5,7 @@ from typing import Literal
 
 Kind = Literal[
     "none", "not summed", "mixed", "factor", "missing term", "zero", "shifted", "other order", "transposed", "stale",
-    "computed again", "copies differ", "noise", "other",
+    "computed again", "scaled rows", "copies differ", "noise", "other",
 ]  # fmt: skip
 
 

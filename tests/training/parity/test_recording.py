@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gristmill_parity.recording
 from gristmill_parity.recording import Box, Partial, RecordingError, Replicate, Shard, Verdict, compare, record
+from gristmill_parity.recording.compare import _share_of_rows
 from gristmill_parity.recording.files import Key, Recording, Writer
 from gristmill_parity.recording.perturb import reference_runs
 from gristmill_parity.recording.placement import compress_indices, expand_runs, piece_of
@@ -119,6 +120,12 @@ def on_rank(rank: int, key: str, changed: Callable[[Tensor], Tensor]) -> Change:
     return lambda own_rank, own, value: changed(value) if (own_rank, own) == (rank, key) else value
 
 
+def with_other_statistics(value: Tensor) -> Tensor:
+    """Each token with a mean and a scale of its own."""
+    tokens = torch.arange(TOKENS, dtype=value.dtype)[:, None]
+    return value * (1 + tokens / TOKENS) + tokens.sin()
+
+
 @pytest.mark.parametrize(
     ("change", "tensor", "kind", "words"),
     [
@@ -140,6 +147,18 @@ def on_rank(rank: int, key: str, changed: Callable[[Tensor], Tensor]) -> Change:
         (
             on_rank(1, "linear output|1", lambda value: value.roll(1, 1)),
             "linear output", "shifted", "Along dimension 1 it has the values that belong 1 earlier",
+        ),
+        (
+            on_rank(1, "linear output|1", lambda value: value * (1 + torch.arange(TOKENS)[:, None] / TOKENS)),
+            "linear output", "scaled rows", "right but for a factor of its own (1 to 1.83)",
+        ),
+        (
+            on_rank(1, "linear output|1", with_other_statistics),
+            "linear output", "scaled rows", "a norm's statistics",
+        ),
+        (
+            lambda _rank, own, value: share_of_first(value) * value / 99 if own == "head.weight gradient|1" else value,
+            "head.weight gradient", "missing term", "of it is left",
         ),
         (
             on_rank(1, "embed output|1", torch.zeros_like),
@@ -205,6 +224,50 @@ def test_a_16_bit_run_is_within_its_tolerance_and_a_fault_in_it_is_not(tmp_path:
 
     verdict = compare(reference, cut(tmp_path / "wrong", reference, wrong))
     assert (verdict.tensor, verdict.pattern.kind) == ("head.weight gradient", "factor")
+
+
+def noise_like(values: Tensor, size: float, seed: int) -> Tensor:
+    """Random numbers of 2-norm `size`."""
+    drawn = torch.randn(values.shape, generator=torch.Generator().manual_seed(seed), dtype=values.dtype)
+    return drawn * (size / drawn.norm())
+
+
+def test_a_pattern_is_seen_under_rounding_and_copies_that_differ_are(tmp_path: Path) -> None:
+    """The reference is as precise as the run, and has noise of 16 bits: a factor 1.04 of a gradient is hardly more."""
+    folder = record_reference(tmp_path / "reference", precision="bf16")
+    key = Key(1, "head.weight", "gradient")
+    base = torch.from_numpy(Recording(folder / "base").tensors[key][0].values())
+    perturbed = [Recording(path).tensors[key][0].values() for path in folder.glob("perturbed-*")]
+    spread = max(float(np.linalg.norm(other - base.numpy())) for other in perturbed)
+    named = "head.weight gradient|1"
+
+    def rounded(_rank: int, own: str, value: Tensor) -> Tensor:
+        return value + noise_like(value, spread, 3) if own == named else value
+
+    assert compare(folder, cut(tmp_path / "right", folder, rounded)).is_clean
+
+    def scaled(rank: int, own: str, value: Tensor) -> Tensor:
+        factor = 1 + 2.5 * spread / float(base.norm())
+        return rounded(rank, own, value * factor if own == named else value)
+
+    verdict = compare(folder, cut(tmp_path / "scaled", folder, scaled))
+    assert (verdict.tensor, verdict.pattern.kind) == ("head.weight gradient", "factor"), str(verdict)
+
+    def apart(rank: int, own: str, value: Tensor) -> Tensor:
+        return value + noise_like(value, spread, rank) if own == named else value
+
+    verdict = compare(folder, cut(tmp_path / "apart", folder, apart))
+    assert (verdict.tensor, verdict.pattern.kind) == ("head.weight gradient", "copies differ"), str(verdict)
+
+
+def test_one_row_of_a_hundred_may_be_off_in_16_bits() -> None:
+    """As a token that chooses another expert; two rows may not."""
+    off = np.full(150, 0.5)
+    off[7] = 9.0
+    assert _share_of_rows(off, np.ones(150)) == 0.5
+    off[8] = 9.0
+    assert _share_of_rows(off, np.ones(150)) == 9.0
+    assert _share_of_rows(off[:50], np.ones(50)) == 9.0
 
 
 def test_a_tensor_that_is_computed_again_otherwise_is_named(tmp_path: Path, reference: Path) -> None:
