@@ -99,6 +99,10 @@ class Places:
         self.tokens = kinds
         self.is_grid = bool(experiment_of(layout).tp_axes)
         self.is_cube = experiment_of(layout).vocabulary_axis == "row"
+        # within attention, the MLP and the loss a cube's columns have the sequences, and its rows the features
+        self.tokens_inside: dict[str, Shard] = {
+            "column" if name == "row" and self.is_cube else name: kind for name, kind in kinds.items()
+        }
 
     def rename(self, name: str) -> str:
         """Return a parameter's name in the unsplit model."""
@@ -143,18 +147,21 @@ class Places:
         return Box(spec.offset, shape, kinds)
 
     def _on_grid(self, name: str, kind: str, tensor: Tensor) -> Place:
-        """Of a grid of ranks: between any two modules rows have sequences, and columns have features."""
+        """Of a grid of ranks: between any two modules rows have sequences and columns features; see `tokens_inside`."""
         if name == MODEL:
             return {**self.tokens, "column": Replicate()} if kind == "input" and self.model.layout.pp == 1 else None
-        is_loss = name == "head" and kind.startswith("output")
-        if is_loss or not _is_known(name) or tensor.ndim != 3:
+        if name == "head" and kind in ("output", "output gradient"):
+            has_terms = kind == "output"
+            loss: dict[str, Kind] = {axis: Partial() if has_terms else Replicate() for axis in self.tokens_inside}
+            return {**loss, "row" if self.is_cube else "column": Replicate()}
+        if not _is_known(name) or tensor.ndim != 3:
             return None
+        if self.is_cube and _leaf(name) in _DIVIDED_INSIDE and kind.startswith("input"):
+            return {**self.tokens_inside, "row": Shard(2)}
         return {**self.tokens, "column": Shard(2)}
 
     def _of_activation(self, name: str, kind: str, tensor: Tensor) -> Place:
         layout = self.model.layout
-        if self.is_cube:
-            return None  # its axes are exchanged from module to module
         if self.is_grid:
             return self._on_grid(name, kind, tensor)
         leaf = _leaf(name)
