@@ -26,7 +26,7 @@ class Explainer:
         self.ranks = ranks
         self.job = job
         self._folder = tempfile.TemporaryDirectory()
-        self._references: dict[tuple[Case, str], Path] = {}
+        self._references: dict[Case, Path] = {}
 
     def verdict(self, case: Case) -> Verdict:
         """Record both sides of a row and compare them. Raises RankError, or RecordingError if it cannot be said."""
@@ -65,14 +65,14 @@ class Explainer:
         self._folder.cleanup()
 
     def _reference(self, case: Case) -> Path:
-        one = replace(case, reference="one process", precision="fp64", device="cpu").of_reference
-        key = one, case.precision
-        if key not in self._references:
+        """Return the recordings of one process, in the row's own precision: it rounds as the row does."""
+        one = replace(case, reference="one process", device="cpu").of_reference
+        if one not in self._references:
             folder = Path(self._folder.name) / str(len(self._references))
             for run in reference_runs(folder, case.precision):
                 self.ranks.run(1, record_case, one, run.folder, run.perturb)
-            self._references[key] = folder
-        return self._references[key]
+            self._references[one] = folder
+        return self._references[one]
 
 
 RED_ROWS = 3
