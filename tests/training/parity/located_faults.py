@@ -70,6 +70,7 @@ def name_of(fault: Fault) -> str:
 _ATTENTION = "blocks.*.attention.o input"
 _MLP = "blocks.*.mlp output"
 _ROUTER = "blocks.*.mlp.router.weight own gradient"
+_INTO_ROUTER = "blocks.*.mlp input gradient|blocks.*.mlp_norm output gradient"
 # by the name of the fault and its layout; the first whose words are in the case's name
 _TRUTH: dict[str, tuple[str, str, str]] = {
     "no_sum_of_input_gradients": ("norm output gradient", "not summed", "tp"),
@@ -111,20 +112,21 @@ _TRUTH: dict[str, tuple[str, str, str]] = {
     "wrong_root": (_ATTENTION, "other", "column"),
     "not_transposed": ("embed.tokens output", "other|other order|shifted", "row|column"),
     "transposed_blocks": (_ATTENTION, "other", "row|column"),
-    "local_statistics": ("blocks.0.attention_norm output", "other", "column"),
+    "local_statistics": ("blocks.0.attention_norm output", "scaled rows", "column"),
     "no_sum_over_layers": ("head.weight *gradient", "not summed", "depth"),
     "no_sum_of_vectors_over_rows": ("norm.* *gradient", "not summed", "row"),
     "every_column_drops_as_the_first": ("embed.dropout output", "other", "column"),
-    "axes_not_exchanged": ("blocks.0.attention_norm input|blocks.0.attention.o input", "other", "row|column|depth"),
-    "targets_of_other_sequences": ("head output", "other", "row|column|depth"),
+    "axes_not_exchanged": ("blocks.0.attention.o output", "other", "row|column|depth"),
+    "targets_of_other_sequences": ("head output", "other|copies differ", "row|column|depth"),
     "no_sum_over_the_layers_of_a_cube": ("* gradient", "not summed", "depth"),
-    "weights_not_normalised": (_MLP, "other", ""),
+    "weights_not_normalised": (_MLP, "scaled rows", ""),
     "bias_in_the_weights": (_MLP, "other", ""),
-    "losses_scaled_by_micro_batches": (_ROUTER, "other", ""),
-    "losses_counted_by_every_rank": (_ROUTER, "other", "tp"),
-    "counts_of_one_rank": (_ROUTER, "other", "dp|cp|replicate"),
+    # the loss that is scaled is nearly all of this gradient
+    "losses_scaled_by_micro_batches": (_ROUTER, "other|factor", ""),
+    "losses_counted_by_every_rank": (_ROUTER, "other|factor", "tp"),
+    "counts_of_one_rank": (f"{_ROUTER}|{_INTO_ROUTER}", "other", "dp|cp|replicate"),
     "gradients_of_experts_summed_twice": ("blocks.*.mlp.experts.*.weight gradient", "mixed", "tp"),
-    "losses_left_out": (_ROUTER, "other", ""),
+    "losses_left_out": (_ROUTER, "missing term", ""),
     "experts_counted_twice_over_data_parallelism": (
         "blocks.*.mlp.experts.*.weight gradient", "factor", "expert_replicate",
     ),
@@ -141,7 +143,7 @@ _TRUTH: dict[str, tuple[str, str, str]] = {
     "later_stages_get_none": ("blocks.2.attention.o input", "other", "pp"),
     "every_rank_takes_the_first_positions": ("embed.positions output", "shifted", "tp"),
 }  # fmt: skip
-_SMALLER_THAN_ROUNDING = ("computed_again_otherwise", "norm_without_experts")
+_SMALLER_THAN_ROUNDING = ("bias_in_the_weights", "computed_again_otherwise", "norm_without_experts")
 _NO_TENSOR = ("drops_without_counting",)
 """Faults of a counter alone."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,15 +20,11 @@ from training.distributed.rank_pool import RankPool
 from training.experimental.parallel_config import ParallelConfig
 
 TP = case("llama", tp=2)
-KNOWN_WRONG = (
-    "axes_not_exchanged", "ends_not_summed", "local_statistics", "no_sum_over_the_layers_of_a_cube",
-    "targets_of_other_sequences",
-)  # fmt: skip
-KNOWN_WRONG_IN_16_BITS = (
-    "bias_in_the_weights", "counts_of_one_rank", "losses_counted_by_every_rank", "losses_left_out",
-    "losses_scaled_by_micro_batches", "not_summed", "updates_not_published", "updates_used_before_they_arrive",
-    "weights_not_normalised",
-)  # fmt: skip
+KNOWN_WRONG = {
+    "ends_not_summed": "zbv",  # both ends are on one rank, which records their sum alone
+    "no_sum_over_the_layers_of_a_cube": "3d",  # the other ranks' terms are lost before they can be recorded
+}
+"""Faults that are located with another pattern, by words of their layout."""
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +51,26 @@ def test_a_fault_is_named_and_a_right_layout_is_not(rank_pool: RankPool) -> None
     explainer.close()
 
 
-LOCATED = list(planted_faults())
+def planted_cases() -> Iterator[Any]:
+    """Yield each planted fault in each precision; those that are known to be named wrongly have to be."""
+    for planted in planted_faults():
+        is_wrong = KNOWN_WRONG.get(planted.key, "not one") in str(planted.case)
+        marks = [pytest.mark.xfail(strict=True)] * is_wrong
+        for precision in ("fp64", "bf16"):
+            yield pytest.param(
+                planted.in_precision(precision), marks=marks, id=f"{planted.name} {planted.case} {precision}"
+            )
 
 
 @pytest.mark.every(26)
-@pytest.mark.parametrize("precision", ["fp64", "bf16"])
-@pytest.mark.parametrize("planted", LOCATED, ids=[f"{fault.name} {fault.case}" for fault in LOCATED])
-def test_a_planted_fault_is_located(explainer: Explainer, planted: Planted, precision: str) -> None:
-    """Those that are not are in docs/reference/located-faults.md, and known here."""
+@pytest.mark.parametrize("planted", planted_cases())
+def test_a_planted_fault_is_located(explainer: Explainer, planted: Planted) -> None:
+    """Those that are not are in docs/reference/located-faults.md, too."""
     explainer.job = partial(record_with_fault, planted.fault)
-    verdict = explainer.verdict(planted.in_precision(precision).case)
-    is_hidden = precision == "bf16" and (planted.hidden_in_16_bits or planted.key in KNOWN_WRONG_IN_16_BITS)
-    mistakes = planted.mistakes(verdict)
-    if mistakes and (is_hidden or planted.key in KNOWN_WRONG):
-        pytest.xfail(f"{', '.join(mistakes)}: {verdict}")
-    assert not mistakes, str(verdict)
+    verdict = explainer.verdict(planted.case)
+    is_hidden = planted.case.precision == "bf16" and planted.hidden_in_16_bits
+    if not (is_hidden and verdict.is_clean):
+        assert not planted.mistakes(verdict), str(verdict)
 
 
 def test_what_cannot_be_located_is_said(rank_pool: RankPool) -> None:
