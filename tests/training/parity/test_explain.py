@@ -63,7 +63,7 @@ def planted_cases() -> Iterator[Any]:
 
 
 @pytest.mark.every(26)
-@pytest.mark.parametrize("planted", planted_cases())
+@pytest.mark.parametrize("planted", list(planted_cases()))
 def test_a_planted_fault_is_located(explainer: Explainer, planted: Planted) -> None:
     """Those that are not are in docs/reference/located-faults.md, too."""
     explainer.job = partial(record_with_fault, planted.fault)
