@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from gristmill_parity.recording import compare, reference_runs
 from tests.training.parity import other_trainers
+from tests.training.test_cluster import free_port
 from training.distributed.rank_pool import RankPool
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,16 +65,72 @@ def test_fsdp_and_tensor_parallelism_of_torch(
 
 
 def test_the_guide_s_example_says_what_the_guide_says(tmp_path: Path) -> None:
-    page = (ROOT / "docs/guides/find-a-wrong-gradient.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    code, shown = _example()
     (tmp_path / "find.py").write_text(code)
     reference = [sys.executable, "find.py", "recordings"]
     subprocess.run(reference, cwd=tmp_path, check=True, env=_environment())
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "find.py", "recordings"]
     done = subprocess.run(launcher, cwd=tmp_path, check=True, env=_environment(), capture_output=True, text=True)
-    shown = re.findall(r"```text\n(.*?)```", page, re.DOTALL)[0]
     lines = shown.strip().splitlines()
     assert lines[0].partition(":")[0] in done.stdout and lines[2] in done.stdout
+
+
+BARE = """
+import runpy
+import sys
+
+# torch, what it needs itself, and numpy
+ALLOWED = {*sys.stdlib_module_names, "torch", "torchgen", "functorch", "numpy", "gristmill_parity", "typing_extensions",
+           "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "filelock"}
+
+class Only:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        is_allowed = name.partition(".")[0] in ALLOWED or name.startswith("_sysconfigdata")  # of Python's own
+        return self.finder.find_spec(name, path, target) if is_allowed else None
+
+sys.meta_path = [Only(finder) for finder in sys.meta_path]
+for name in ("gristmill", "training", "tyro", "scipy"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        continue
+    sys.exit(f"{name} can be imported")
+runpy.run_path("find.py", run_name="__main__")
+import gristmill_parity.recording
+print("from", gristmill_parity.recording.__file__)
+"""
+
+
+@pytest.mark.thorough
+def test_torch_and_numpy_are_enough(tmp_path: Path) -> None:
+    """Two ranks record and compare where nothing else can be imported, from a copy of the package alone."""
+    code, shown = _example()
+    shutil.copytree(ROOT / "gristmill_parity", tmp_path / "alone" / "gristmill_parity")
+    (tmp_path / "find.py").write_text(code)
+    (tmp_path / "bare.py").write_text(BARE)
+    command = [sys.executable, "bare.py", "recordings"]
+    own = {**os.environ, "PYTHONPATH": str(tmp_path / "alone"), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=tmp_path, check=True, env=own, timeout=300)
+    own |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(command, cwd=tmp_path, env={**own, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert shown.strip().splitlines()[2] in outputs[0]
+    assert all(f"from {tmp_path}" in output for output in outputs)
+
+
+def _example() -> tuple[str, str]:
+    """Return the guide's first program, and what it prints."""
+    page = (ROOT / "docs/guides/find-a-wrong-gradient.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    shown = re.findall(r"```text\n(.*?)```", page, re.DOTALL)[0]
+    return code, shown
 
 
 def _environment() -> dict[str, str]:
