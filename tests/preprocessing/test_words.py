@@ -34,7 +34,8 @@ def test_words_are_those_of_the_pieces_of_each_line() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["cannot Cannot CANNOT, gonna; dont! theres.", "the The of, with. that)", "Messrs. etc. Mr. grinding. GRINDING. a. U.S.",
+    ["cannot Cannot CANNOT, gonna; dont! theres.", "the The of, with. that)",
+     "Messrs. etc. Mr. grinding. GRINDING. a. U.S.",
      "word, word; word: word? word! word) word] word\" word.", "word,, word), (word, word's, don't, x) :D D: ):"],
 )  # fmt: skip
 def test_words_of_ascii_letters_are_those_of_the_rules(text: str) -> None:
