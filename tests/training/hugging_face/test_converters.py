@@ -1,7 +1,7 @@
 """What llama.cpp's converter (convert_hf_to_gguf.py) and vLLM read of a model's folder, exports have.
 
-Their published expectations as of 2025, in our words: no program of theirs runs here. The converter refuses OPT, and a
-byte-level BPE that it does not know by the hash of some ids; tokenizers of SentencePiece it reads as they are.
+Their published expectations as of 2025, in our words: no program of theirs runs here. What the converter made of such
+exports is in docs/guides/checkpoints.md.
 """
 
 import json
