@@ -31,11 +31,12 @@ def find_tasks(tasks: Sequence[str], folder: Path | None) -> tuple["TaskManager"
     if any(name not in manager.all_tasks for name in names):
         manager = TaskManager(include_path=folders or None)  # all of lm_eval's, which takes seconds
     unknown = [name for name in names if name not in manager.all_tasks]
-    require(
-        not unknown,
-        f"tasks has {unknown[0] if unknown else ''}, which lm_eval does not know; expected one of its tasks, the "
-        "name of a task in --task_folder, or a .yaml file",
-    )
+    if unknown:
+        folder_of_tasks = f"; {unknown[0]} is a folder: give --task_folder {unknown[0]}" if Path(unknown[0]).is_dir() else ""
+        raise UsageError(
+            f"tasks has {unknown[0]}, which lm_eval does not know; expected one of its tasks, the name of a task in "
+            f"--task_folder, or a .yaml file{folder_of_tasks}"
+        )
     return manager, names
 
 
