@@ -133,6 +133,7 @@ def make_tasks(
         task = _TASK.format(name=name, data=msgspec.json.encode(str(data)).decode(), help=help_line)
         atomic_write_bytes(out_dir / f"{name}.yaml", task.encode())
         lines.append(Text(f"{out_dir / name}.yaml: {count_of(len(made), 'item')}. {help_line}"))
+    lines.append(Text(f"score a model in them: gristmill evaluate MODEL --tasks {out_dir}/*.yaml"))
     return Group(*lines)
 
 

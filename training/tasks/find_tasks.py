@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,12 +33,19 @@ def find_tasks(tasks: Sequence[str], folder: Path | None) -> tuple["TaskManager"
         manager = TaskManager(include_path=folders or None)  # all of lm_eval's, which takes seconds
     unknown = [name for name in names if name not in manager.all_tasks]
     if unknown:
-        folder_of_tasks = f"; {unknown[0]} is a folder: give --task_folder {unknown[0]}" if Path(unknown[0]).is_dir() else ""
         raise UsageError(
             f"tasks has {unknown[0]}, which lm_eval does not know; expected one of its tasks, the name of a task in "
-            f"--task_folder, or a .yaml file{folder_of_tasks}"
+            f"--task_folder, or a .yaml file{_advice(unknown[0], manager.all_tasks)}"
         )
     return manager, names
+
+
+def _advice(unknown: str, tasks: Sequence[str]) -> str:
+    """Return what may have been meant by a task that there is not."""
+    if Path(unknown).is_dir():
+        return f"; {unknown} is a folder: give it by --task_folder, and names of its tasks"
+    similar = get_close_matches(unknown, tasks, 1)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def _name_in(file: Path) -> str:

@@ -122,6 +122,8 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     missing = tasks / "none.yaml"
     assert refused(capsys, folder, "--tasks", str(missing)).startswith(f"error: {missing}: there is no such file")
     assert "tasks has no_such_task, which lm_eval does not know" in refused(capsys, folder, "--tasks", "no_such_task")
+    assert "; did you mean hellaswag?" in refused(capsys, folder, "--tasks", "helaswag")
+    assert f"{folder} is a folder: give it by --task_folder" in refused(capsys, folder, "--tasks", folder)
     assert "limit is given, but there are no --tasks" in refused(capsys, folder, "--text", choice, "--limit", "3")
     assert "parallel.zero is given" in refused(capsys, folder, "--tasks", choice, "--parallel.zero", "3")
     (tasks / "items.jsonl").unlink()
