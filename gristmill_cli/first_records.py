@@ -22,9 +22,10 @@ def check_first_records(config: RunConfig) -> None:
     """Raise InputError if the first table of a source has no column of texts; say it of a first file of JSON lines.
 
     For commands alone, as planning reads no document. Files in a bucket are not looked at, as they would be fetched
-    for it, and neither are damaged ones, which a run leaves out.
+    for it, and neither are damaged ones, which a run leaves out. With --max_failed no file is, as a run survives one
+    that ends its reader's process, and this process would not.
     """
-    if config.from_ not in (None, FIRST_STAGE):
+    if config.from_ not in (None, FIRST_STAGE) or config.max_failed:
         return
     first_of_source = dict[str, CorpusFile]()
     for file in scan_inputs(config, config.corpus).files:

@@ -19,7 +19,7 @@ from gristmill.engine.execution.worker_deaths import (
     rows_of_deaths,
     times_suspected,
 )
-from gristmill.engine.slices import SliceGroup, leaves_out_damaged
+from gristmill.engine.slices import SliceGroup, leaves_out_damaged, note_reading
 from gristmill.engine.task import FileSet, Result
 from gristmill.errors import GristmillError, UsageError
 from gristmill.io.artefacts import open_table, open_table_writer
@@ -160,11 +160,15 @@ class _SliceWorker:
         """Read the slice, write its documents to `sink`, and note facts of all its records."""
         if not sink:
             self.written.first = self.written.end = self.part.first_row
+        if not self.part.damage:
+            note_reading(self.part)
         documents = read_documents(self.part, self.counts, rejects)
         batches = batched(documents, BATCH_DOCUMENTS, BATCH_CHARACTERS, lambda document: len(document.text))
         for batch in batches:
             self._run_batch(batch, rejects.take(), sink)
             batch.clear()  # a large document is gone before the next is read
+            note_reading(self.part)
+        note_no_place()
         self._note_facts({}, rejects.take(), 0)
         self.notes.slices.append(SliceNote(self.records, self.written))
 

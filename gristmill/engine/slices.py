@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from gristmill.counts import Counts, Damage
+from gristmill.counts import WORKER_DIED, Counts, Damage
+from gristmill.engine.execution.worker_deaths import READING, note_place, rows_of_deaths, times_suspected
 from gristmill.engine.run import StageRun
 from gristmill.engine.staleness.lineage import writer_of
 from gristmill.engine.staleness.records import StepResult
@@ -141,7 +142,7 @@ def find_slices(file: CorpusFile, slice_bytes: int) -> Result:
 
 def _check_task(file: CorpusFile | Slice) -> Task:
     part = Slice(file.path, file.name, text_column=file.text_column, reading=file.reading)
-    return Task(file.name, check_file, {"part": part}, size=file.size)
+    return Task(file.name, check_file, {"part": part}, size=file.size, sets_aside=True)
 
 
 def check_file(part: Slice) -> Counts:
@@ -154,10 +155,22 @@ def check_file(part: Slice) -> Counts:
 def _find_damage(part: Slice) -> Damage | None:
     """Read the file of a slice to its end; return what is wrong with it, None if nothing is."""
     try:
+        note_reading(part)
         deque(read_corpus(part.path, part.text_column, on_malformed="skip", reading=part.reading), maxlen=0)
     except DamagedFile as error:
         return _describe(error)
     return None
+
+
+def note_reading(part: Slice) -> None:
+    """Note that a slice is read. Raises DamagedFile if workers died of reading it, the last time alone."""
+    how = rows_of_deaths(part.label).get(READING)
+    if how is not None:
+        raise DamagedFile(
+            part.path, f"{WORKER_DIED} of reading it",
+            f"a worker process died while it was read ({how}). Fix it, or remove it to continue without it.",
+        )  # fmt: skip
+    note_place(part.label, READING, is_alone=times_suspected(part.label, READING) > 0)
 
 
 def _describe(error: DamagedFile) -> Damage:

@@ -56,6 +56,21 @@ def only_together(documents):
     yield from ()
 """
 
+POISON = """
+import os, signal
+from gristmill.io import readers
+
+records_of = readers._records_of
+
+def records_of_all_but_one(part):
+    if part.name == "web/1.jsonl":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return records_of(part)
+
+readers._records_of = records_of_all_but_one
+readers.SLICE_BYTES = {slice_bytes}
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -110,6 +125,29 @@ def test_without_max_failed_the_run_ends_and_names_the_file(folder: Path) -> Non
         within.stderr
     )
     assert "book/1.jsonl line 31: SIGSEGV; " in within.stderr
+
+
+@pytest.mark.parametrize("slice_bytes", [1 << 20, 5000], ids=["whole", "cut"])
+def test_a_file_of_which_a_reader_dies_is_left_out_as_damaged(folder: Path, slice_bytes: int) -> None:
+    """Python imports sitecustomize in each process, and so in workers: their reader is one that crashes on a file."""
+    (folder / "sitecustomize.py").write_text(POISON.format(slice_bytes=slice_bytes))
+    (folder / "deadly.py").write_text(STEPS.replace('startswith("deadly")', 'startswith("fixed")'))
+    allowed = ("--max_failed", "0.1", "--max_malformed", "0.5")
+    done = run_until_filter(folder, *allowed)
+    assert done.returncode == 0, done.stderr
+    assert "normalize_text: 180 read = 180 written" in done.stderr
+    assert "web/1.jsonl (a worker process died of reading it)" in done.stderr
+    (folder / "sitecustomize.py").write_text(POISON.format(slice_bytes=slice_bytes).replace("web/1.jsonl", "none"))
+    assert "240 read = 240 written" in run_until_filter(folder, *allowed, "--retry_failed").stderr
+
+
+def test_without_max_failed_the_file_of_which_a_reader_dies_is_named(folder: Path) -> None:
+    (folder / "sitecustomize.py").write_text(POISON.format(slice_bytes=1 << 20))
+    (folder / "deadly.py").write_text(STEPS.replace('startswith("deadly")', 'startswith("fixed")'))
+    done = run_until_filter(folder)
+    assert done.returncode == 1
+    (said,) = done.stderr.splitlines()[-1:]
+    assert said.startswith("error: a worker process died while web/1.jsonl was read (") and "left out" in said
 
 
 def test_a_retry_gives_the_documents_to_the_function_again(folder: Path) -> None:

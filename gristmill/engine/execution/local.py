@@ -25,6 +25,7 @@ import pyarrow
 from gristmill.engine.execution.call import Call, Executor
 from gristmill.engine.execution.worker_deaths import (
     MAX_DEATHS,
+    READING,
     Journal,
     KnownDeaths,
     Place,
@@ -227,6 +228,8 @@ def _describe_death(call: Call, how: str, place: Place | None = None, deaths: in
     where = f" in {call.foreign}" if call.foreign else ""
     if place:
         name = place.label.rpartition("+")[0]
+        if place.row == READING:
+            return _describe_death_of_reader(name, how, call.sets_aside)
         soon = "" if place.is_alone else " or soon after"
         where += f" on {name}, row {place.row}{soon}"
     elif isinstance(inner, Call) and inner.task_run:
@@ -249,6 +252,17 @@ def _describe_death(call: Call, how: str, place: Place | None = None, deaths: in
         f"{reason}: most often the machine ran out of memory. Try fewer --workers or a "
         "smaller --memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
     )
+
+
+def _describe_death_of_reader(file: str, how: str, sets_aside: bool) -> str:
+    """Return that a worker died while it read a file, and why that may be."""
+    reason = (
+        f"a worker process died while {file} was read ({how}): a library crashed on it, or the machine ran out of "
+        "memory; in that case try fewer --workers"
+    )
+    if sets_aside:
+        return reason
+    return f"{reason}. With --max_failed above 0 a file on which that happens is left out as a damaged one"
 
 
 class _Context(ForkServerContext):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple
 
+READING = -1  # in place of a row: a slice is read, and no document of it worked on
 MAX_DEATHS = 16  # in one call: the function is wrong, and not the documents
 _MAX_SUSPECTED = 2  # attempts that end at one place, and at no document tried alone
 _HEAD = struct.Struct("<qq?H")  # number of the call, row, whether it is tried alone, bytes of the label
