@@ -109,6 +109,7 @@ def test_from_a_stage_whose_input_is_gone(config: RunConfig) -> None:
         run(replace(config, from_="encode", tokenizer=replace(config.tokenizer, shard_size="1MiB")))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("stage", ["normalize_text", "apply", "remove_lines", "mix", "pass1", "encode"])
 def test_a_run_that_is_killed_when_a_stage_has_ended_resumes(config: RunConfig, stage: str) -> None:
     """Just before documents are removed, and in the middle of that."""
