@@ -169,18 +169,26 @@ def _add_shards(work: RunStatus, queue: TaskQueue, manifest: StepManifest) -> No
     states = queue.processes.states()
     tasks = queue.list_states(manifest)
     if manifest.state == "working":
-        now = {name: state.beat for name, state in states.items()}
-        here = {
-            name: psutil.pid_exists(its.process) for name, its in states.items() if its.host == socket.gethostname()
-        }
-        alive = _watch(here, now, lambda: {name: state.beat for name, state in queue.processes.states().items()})
-        for name, its in states.items():
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(its.started))
-            work.processes.append(WorkingProcess(
-                name, its.host, its.process, "in charge" if its.is_in_charge else "helps", since, alive[name],
-                its.running if alive[name] else [], its.tasks_done, its.retried,
-                (its.core_seconds + its.own_seconds) / 3600,
-            ))  # fmt: skip
+        here = dict[str, bool]()
+        for name, state in states.items():
+            if state.host == socket.gethostname():
+                here[name] = psutil.pid_exists(state.process)
+        alive = _watch(here, _beats(queue), lambda: _beats(queue))
+        for name, state in states.items():
+            process = WorkingProcess(
+                name,
+                state.host,
+                state.process,
+                role="in charge" if state.is_in_charge else "helps",
+                since=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.started)),
+                alive=alive.get(name, False),
+                tasks_done=state.tasks_done,
+                retried=state.retried,
+                core_hours=(state.core_seconds + state.own_seconds) / 3600,
+            )
+            if process.alive:
+                process.running = state.running
+            work.processes.append(process)
     is_held = bool(work.holder) and any(process.alive for process in work.processes)
     work.state = manifest.state if is_held or manifest.state != "working" else "stopped"
     work.step = manifest.name
@@ -190,21 +198,32 @@ def _add_shards(work: RunStatus, queue: TaskQueue, manifest: StepManifest) -> No
     work.error = manifest.failure.message if manifest.failure else ""
 
 
+def _beats(queue: TaskQueue) -> dict[str, Any]:
+    """Return the last heartbeat of each process that shares a queue, by its name."""
+    return {name: state.beat for name, state in queue.processes.states().items()}
+
+
 def _add_one_process(work: RunStatus, lock: Path) -> None:
     """Add what the lock tells of its holder, a single process, and its step note of the tasks."""
     match = _HOLDER.fullmatch(work.holder)
-    host, number, since = (match[2], int(match[1]), match[3]) if match else ("", 0, "")
-    is_here, content = host == socket.gethostname(), lambda: {"": next(read_files([lock]), b"")}
+    host = match[2] if match else ""
+    number = int(match[1]) if match else 0
+    is_here = host == socket.gethostname()
+
+    def content() -> dict[str, bytes]:
+        return {"": next(read_files([lock]), b"")}
+
     if store_of(lock).has_file_locks:
         is_alive = is_locked(lock)
     else:
-        is_alive = _watch({"": psutil.pid_exists(number)} if is_here else {}, content(), content)[""]
+        known = {"": psutil.pid_exists(number)} if is_here else {}
+        is_alive = _watch(known, content(), content)[""]
     work.state = "working" if is_alive else "stopped"
     work.records = sum(name.endswith(".json") for name in list_names(Ledger(lock.parent, lock.stem).loose))
     if match:
         hours = _processor_seconds(number) / 3600 if is_alive and is_here else 0.0
         work.processes = [
-            WorkingProcess(f"{host}-{number}", host, number, "in charge", since, is_alive, core_hours=hours)
+            WorkingProcess(f"{host}-{number}", host, number, "in charge", match[3], is_alive, core_hours=hours)
         ]
     if noted := StepNote.read(lock.parent, lock.stem):
         note, work.tasks_done = noted
@@ -230,20 +249,22 @@ def _processor_seconds(number: int) -> float:
     """Return the processor time of a process, of its workers, and of ended workers."""
     try:
         process = psutil.Process(number)
-        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     except psutil.Error:  # it ends just now
         return 0.0
-    return sum(sum(each[:4]) for each in times)  # user, system, and those of ended children
+    return sum(sum(of_process[:4]) for of_process in times)  # user, system, and those of ended children
 
 
 def _table(processes: list[WorkingProcess]) -> Table:
     table = Table("process", "host", "since", "", "tasks done", "retried", "core hours", "runs now", box=None)
-    for each in processes:
-        role = each.role if each.alive else f"{each.role}; dead"
-        more = f" and {len(each.running) - 1:,} more" if each.running[1:] else ""
+    for process in processes:
+        role = process.role if process.alive else f"{process.role}; dead"
+        runs_now = "".join(process.running[:1])
+        if len(process.running) > 1:
+            runs_now += f" and {len(process.running) - 1:,} more"
         table.add_row(
-            str(each.process), Text(each.host), each.since, role, f"{each.tasks_done:,}",
-            f"{each.retried:,}", f"{each.core_hours:,.3f}", Text("".join(each.running[:1]) + more),
+            str(process.process), Text(process.host), process.since, role, f"{process.tasks_done:,}",
+            f"{process.retried:,}", f"{process.core_hours:,.3f}", Text(runs_now),
         )  # fmt: skip
     return table
 
