@@ -206,7 +206,7 @@ def _beginning(tokenizer: AnyTokenizer, before: Sequence[int] | None) -> Callabl
 
 
 def _ends(source: _Source) -> frozenset[int]:
-    """The tokens that end a document: the one that ended documents in training, and those that a model came with."""
+    """Return the tokens that end a document: the one of training, and the ones that a model came with."""
     ends: list[Any] = [source.end]
     for fields in source.hugging_face.values():
         named = fields.get("eos_token_id")
@@ -215,7 +215,7 @@ def _ends(source: _Source) -> frozenset[int]:
 
 
 def _hidden(source: _Source, known: int) -> Tensor:
-    """The tokens that are no text: those beyond the tokenizer's `known` ones, and those that a model came with."""
+    """Return the tokens that are no text: all beyond the tokenizer's `known` ones, and the ones a model came with."""
     size = source.config.vocab_size
     hidden = torch.arange(size) >= known
     suppressed = source.hugging_face.get("generation_config", {}).get("suppress_tokens") or []

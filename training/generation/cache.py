@@ -69,8 +69,9 @@ class KeyValueCache:
         A pipeline stage gets the features (B, Q, D) of the stage before, and returns those for the one after.
         """
         self.scored = count
-        found: Tensor = self.decoder(ids, positions=self.slots.take(ids.shape[1]))
-        return found
+        positions = self.slots.take(ids.shape[1])
+        logits: Tensor = self.decoder(ids, positions=positions)
+        return logits
 
     def _of_scored(self, _head: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Forward pre-hook of the output matrix: features (B, Q, D) of the tokens whose logits are asked for."""

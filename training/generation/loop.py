@@ -75,10 +75,10 @@ class TextGenerator:
                 "try an earlier checkpoint, or --precision fp32"
             )
         logits = logits.masked_fill(self.hidden, -torch.inf)
-        tokens = [
-            draw_token(row, torch.tensor([*text.prompt, *text.tokens]), self.options, generator)
-            for row, (text, generator) in zip(logits, going, strict=True)
-        ]
+        tokens = list[int]()
+        for row, (text, generator) in zip(logits, going, strict=True):
+            seen = torch.tensor([*text.prompt, *text.tokens])
+            tokens.append(draw_token(row, seen, self.options, generator))
         return self.agree(torch.tensor(tokens))
 
 

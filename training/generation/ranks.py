@@ -50,13 +50,13 @@ class RankedCache:
         return shared.cpu()
 
     def _own(self, x: Tensor) -> Tensor:
-        """This rank's part of the rows of `x`, to which zeros are added that let them divide evenly."""
+        """Return this rank's part of the rows of `x`, to which zeros are added that let them divide evenly."""
         missing = -len(x) % self.rows.size
         padded = torch.cat((x, x.new_zeros(missing, *x.shape[1:])))
         return padded.chunk(self.rows.size)[self.rows.rank]
 
     def _through_stages(self, ids: Tensor, count: int) -> Tensor:
-        """Logits (B, count, V) of this rank's texts: each pipeline stage waits for the features of the one before."""
+        """Return logits (B, count, V) of this rank's texts: pipeline stages wait for features of the one before."""
         axis = self.world.axis("pp")
         if axis.size == 1:
             return self._all_logits(self.cache.logits(ids, count))

@@ -34,28 +34,30 @@ def score_continuations(
     A context and its continuation together have no more tokens than the model's context and one. `advance` is called
     with the number of pairs that a batch has scored.
     """
-    found: list[Score] = [Score(0.0, True)] * len(pairs)
-    order = sorted(range(len(pairs)), key=lambda number: -len(pairs[number][0]) - len(pairs[number][1]))
+    scores: list[Score] = [Score(0.0, True)] * len(pairs)
+    lengths = [len(context) + len(continuation) for context, continuation in pairs]
+    order = sorted(range(len(pairs)), key=lambda number: -lengths[number])  # the longest first
     while order:
         longest = max(len(pairs[number][1]) for number in order[:batch_size])
         size = max(1, min(batch_size, _LOGITS // (longest * vocab_size)))
         batch = order[:size]
         order = order[size:]
-        scores = _score_batch(cache, [pairs[number] for number in batch])
-        for number, score in zip(batch, scores, strict=True):
-            found[number] = score
+        scores_of_batch = _score_batch(cache, [pairs[number] for number in batch])
+        for number, score in zip(batch, scores_of_batch, strict=True):
+            scores[number] = score
         advance(len(batch))
-    return found
+    return scores
 
 
 def _score_batch(cache: Cache, pairs: Sequence[Pair]) -> list[Score]:
-    """Texts end together, and so do their continuations: logits of the last tokens score all of them."""
+    """Score the pairs of a batch. Texts end together, so the logits of the last tokens score all continuations."""
     inputs = [[*context, *continuation][:-1] for context, continuation in pairs]
+    continuations = [continuation for _, continuation in pairs]
     ids, padding = padded_rows(inputs, cache.device)
     cache.begin(padding, ids.shape[1])
-    count = max(len(continuation) for _, continuation in pairs)
+    count = max(map(len, continuations))
     logits = cache.logits(ids, count)
-    targets, empty = padded_rows([continuation for _, continuation in pairs], cache.device)
+    targets, empty = padded_rows(continuations, cache.device)
     counted = torch.arange(count, device=cache.device) >= empty[:, None]
     likelihoods = _target_likelihoods(logits, targets).masked_fill(~counted, 0).sum(1)
     is_greedy = ((logits.argmax(-1) == targets) | ~counted).all(1)
@@ -63,6 +65,6 @@ def _score_batch(cache: Cache, pairs: Sequence[Pair]) -> list[Score]:
 
 
 def _target_likelihoods(logits: Tensor, targets: Tensor) -> Tensor:
-    """Log of the probability of each target: (B, T, V) and (B, T) to (B, T)."""
+    """Return the log of the probability of each target: (B, T, V) and (B, T) to (B, T)."""
     wide = logits.to(accumulation_dtype(logits.dtype))
     return wide.log_softmax(-1).gather(-1, targets[..., None])[..., 0]

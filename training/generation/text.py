@@ -56,9 +56,9 @@ class Text:
     def _release(self, new: str) -> None:
         """Add text; what may be the beginning of a stop waits."""
         self._pending += new
-        found = [index for stop in self.stops if (index := self._pending.find(stop)) >= 0]
-        if found:
-            self._pending = self._pending[: min(found)]
+        starts = [self._pending.find(stop) for stop in self.stops if stop in self._pending]
+        if starts:
+            self._pending = self._pending[: min(starts)]
             self._finish("stop")
             return
         waiting = max((_overlap(self._pending, stop) for stop in self.stops), default=0)
@@ -76,9 +76,12 @@ class Text:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of `text` that may be the beginning of `stop`.
+    """Return the number of characters at the end of `text` that may be the beginning of `stop`.
 
     >>> _overlap("The mill.\\n", "\\n\\n"), _overlap("The mill", "\\n\\n")
     (1, 0)
     """
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-size:])), 0)
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-size:]):
+            return size
+    return 0

@@ -116,7 +116,7 @@ def export_hf(
 
 @contextmanager
 def _new_folder(out_dir: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `out_dir` at the end; an error removes it, as the disk may be full."""
+    """Yield a temporary folder that becomes `out_dir` at the end; an error removes it, as the disk may be full."""
     partial = partial_path(out_dir)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -144,19 +144,19 @@ def require_empty(out_dir: Path) -> None:
 
 
 def _find_tokenizer(tokens: Path | None, checkpoint: Path, record: TokenizerRecord) -> Path | None:
-    """The tokenizer in `tokens`, or else in the folders that hold the checkpoint, where import_hf and runs leave it.
+    """Return the tokenizer in `tokens`, or else in the folders of the checkpoint, where import_hf and runs leave it.
 
     Raises UsageError if it is not in `tokens`.
     """
     if tokens is None:
         return find_tokenizer(record, (checkpoint.parent, checkpoint.parent.parent)) if record.sha256 else None
-    found = find_tokenizer(record, (tokens,))
-    if found is None:
+    path = find_tokenizer(record, (tokens,))
+    if path is None:
         raise UsageError(
             f"{tokens / record.path} is missing or is not the tokenizer that the model was trained with; try without "
             "--tokens"
         )
-    return found
+    return path
 
 
 def _write_tokenizer(path: Path, record: TokenizerRecord, context: int, folder: Path, family: ModelFamily) -> str:
@@ -248,7 +248,7 @@ def _split_files(tensors: list[HFTensor], dtype: torch.dtype, limit: int) -> Ite
 def _generation_config(end: int, begin: int) -> dict[str, Any]:
     """Build generation_config.json: the end of a document pads a text, and starts it where nothing else does."""
     ids = ids_of_tokens(end, begin) | {"pad_token_id": end if end >= 0 else None}
-    return {name: found for name, found in ids.items() if found is not None}
+    return {name: token for name, token in ids.items() if token is not None}
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

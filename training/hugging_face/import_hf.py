@@ -211,7 +211,7 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def carried_fields(folder: Path, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the model's export says again, and training does not use: ids of tokens, and how text is generated."""
+    """Return what an export says again, and training does not use: ids of tokens, and how text is generated."""
     ids = {name: config[name] for name in TOKEN_IDS if name in config}
     path = folder / GENERATION_FILE
     generation = _read_json(path) if path.is_file() else {}
@@ -223,7 +223,7 @@ def _copy_tokenizer(
 ) -> TokenizerRecord:
     """Copy the tokenizer, and what belongs to it, to `out_dir`; of other kinds than ours only say that it is left out.
 
-    Raises UsageError for a SentencePiece model without the tokens that the files beside it add.
+    Raises UsageError for a SentencePiece model without the tokens that the files next to it add.
     """
     ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends
@@ -293,9 +293,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file; expected the folder of a Hugging Face model")
     try:
-        found = json.loads(path.read_bytes())
+        fields = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged ({error}); fetch or write it again") from error
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise InputError(f"{path} is damaged: it holds no fields; fetch or write it again")
-    return found
+    return fields

@@ -109,8 +109,8 @@ class TaskEvaluation:
             for losses in model.target_losses([ids.to(world.device)], [asked]):
                 counted = losses.double().masked_fill(asked == IGNORE_INDEX, 0)
                 sums.index_add_(0, torch.from_numpy(numbers), counted.sum(1).cpu())
-        found: list[float] = world.all_reduce(sums).tolist()
-        return found
+        losses_of_answers: list[float] = world.all_reduce(sums).tolist()
+        return losses_of_answers
 
 
 def score_lines(step: int, scores: dict[str, Any]) -> Iterator[str]:
@@ -125,7 +125,7 @@ def score_lines(step: int, scores: dict[str, Any]) -> Iterator[str]:
 
 
 def _padded(rows: Sequence[tuple[list[int], int]], parts: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (B, T) of answers, T a multiple of `parts`; what is no answer is no target."""
+    """Return inputs and targets (B, T) of answers, T a multiple of `parts`; what is no answer is no target."""
     longest = max(len(tokens) for tokens, _ in rows) - 1
     length = -(-longest // parts) * parts
     ids = torch.zeros(len(rows), length, dtype=torch.int64)
@@ -193,7 +193,7 @@ def _gold(name: str, task: Any, doc: Any, count: int) -> int:
 
 
 def _encode_pair(name: str, encode: Encode, context: str, answer: str, seq_len: int) -> tuple[list[int], int]:
-    """Tokens of a question and an answer, at most one more than `seq_len`, and how many are the answer's.
+    """Return the tokens of a question and an answer, at most one more than `seq_len`, and how many are the answer's.
 
     As lm_eval does it: spaces at the end of a question are the answer's.
     """
