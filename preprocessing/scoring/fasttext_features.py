@@ -1,7 +1,9 @@
 """Features of texts as fastText finds them: its words, word n-grams and subwords, as rows of a model's vectors.
 
-They are those of src/dictionary.cc in facebookresearch/fastText. A word is looked up once in a small cache, by its
-bytes; only words that are not in it are hashed, and searched for in the dictionary.
+They are those of src/dictionary.cc in facebookresearch/fastText. Words are taken in groups: one loop finds where they
+are, one loads their first 16 bytes, one hashes them, one looks them up. None of these loops has a branch that depends
+on the text, so that the processor computes many words at once. What they do not settle, such as longer words, is looked
+up one by one.
 """
 
 from typing import NamedTuple
@@ -12,12 +14,13 @@ from numpy.typing import NDArray
 from gristmill.kernels import kernel
 from preprocessing.scoring.fasttext_file import PREFIX, FastTextFile
 
-MARGIN = 16  # bytes behind the space behind the last text, for what reads eight at once
+MARGIN = 128  # bytes behind the space behind the last text, for what reads 64 at once
 _NONE = -1  # the number of no entry
 _LABEL_ROW = -2  # stands for the row of a label, which is no feature
 _END_ROW = -3  # and for that of the word that ends a line
-_EIGHT = 8  # bytes that are read at once
-_TOGETHER = 512  # words that are looked up together
+_SHORT = 16  # bytes of a word: shorter ones are compared by two numbers
+_BLOCKS = 32  # of 64 bytes, whose words are looked up together
+_MAX_WORDS = 32 * _BLOCKS + 2  # that end in these blocks
 IS_SPACE = np.zeros(256, np.bool_)
 IS_SPACE[list(b" \n\r\t\v\f\0")] = True
 _LABEL = np.frombuffer(PREFIX.encode(), np.uint8)
@@ -26,27 +29,35 @@ _FNV_START = np.uint32(2166136261)
 _FNV_PRIME = np.uint32(16777619)
 _AFTER_ENTRY = 10  # bytes of an entry after its text: a zero byte, its count, its kind
 _MULTIPLIER = np.uint64(116049371)  # of the hash of an n-gram
+_MIN_BUCKET = 1 << 12  # from which a remainder is found by floating-point numbers
 _BEGIN_WORD = np.uint8(ord("<"))  # around a word when its subwords are taken
 _END_WORD = np.uint8(ord(">"))
-_CACHE_BITS = 16  # words in the cache, a power of two: 2 MiB
-_CACHE_SHIFT = np.uint64(64 - _CACHE_BITS)
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, of bits that look random
+_SLOT = 4  # numbers of a slot
+_VALUE = 2  # place in a slot of hash and number
+_LINE = 64  # bytes of a line of the processor's cache
+_NUMBER = np.uint64(0xFFFFFFFF)  # the lower half of a slot
+# The first 8 bytes, and the second, that words of 0 to 16 bytes have:
+_LOW_BYTES = np.array([(1 << 8 * min(size, 8)) - 1 for size in range(_SHORT + 1)], np.uint64)
+_HIGH_BYTES = np.array([(1 << 8 * max(size - 8, 0)) - 1 for size in range(_SHORT + 1)], np.uint64)
+_LABEL_LOW = np.uint64(int.from_bytes(PREFIX.encode()[:8], "little"))
+_END_LOW = np.uint64(int.from_bytes(b"</s>", "little"))
 # Of eight bytes at once:
-_ONES = np.uint64(0x0101010101010101)
 _SEVEN_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _SPACES = np.uint64(0x2020202020202020)
 _FROM_TAB = np.uint64(0x7777777777777777)  # added to a byte, it sets the high bit from 9, a tab, on
 _ABOVE_RETURN = np.uint64(0x7272727272727272)  # from 14 on, the byte after a carriage return
+_TO_BITS = np.uint64(0x0102040810204080)  # times a number of bytes 0 or 1, it has these as its highest bits
 
 
 class Features(NamedTuple):
     """What finds the features of texts for a model.
 
-    The dictionary is a hash table of `slots`: the hash of an entry in the upper half of the bits, its number plus 1 in
-    the lower, or 0. Entry i is `content[starts[i] : starts[i + 1]]`, and the first `words` entries are words. `end_row`
-    is the row of the word that ends a line, -1 without it. The `bucket` rows after those of the words are for n-grams
-    and subwords. `cache` has words of less than 16 bytes: bytes 1 to 8, 9 to 16, hash and row; it is written to.
+    The dictionary is a hash table of `slots` of 32 bytes, so that none lies in two lines of the processor's cache: the
+    first 16 bytes of an entry as two numbers, and one with its hash in the upper half and its number plus 1 in the
+    lower, or 0. Entry i is `content[starts[i] : starts[i + 1]]`; the first `words` entries are words. `end_row` is the
+    row of the word that ends a line, -1 without it. The `bucket` rows after those of the words are for n-grams and
+    subwords.
     """
 
     slots: NDArray[np.uint64]
@@ -58,7 +69,6 @@ class Features(NamedTuple):
     bucket: int
     min_subword: int
     max_subword: int
-    cache: NDArray[np.uint64]
 
     def max_counts(self, size: int) -> tuple[int, int]:
         """Return how many words, and how many features, a text of so many bytes has at most."""
@@ -66,14 +76,65 @@ class Features(NamedTuple):
         lengths = max(self.max_subword - self.min_subword + 1, 0) if self.max_subword else 0
         return words, words * max(self.word_ngrams, 1) + 2 * (size + 1) * lengths
 
+    def number_of(self, label: str) -> int:
+        """Return the number of the entry of a label."""
+        for number in range(self.words, len(self.starts) - 1):
+            entry = self.content[self.starts[number] : self.starts[number + 1]].tobytes()
+            if entry.decode("utf-8", "replace") == label:
+                return number
+        raise ValueError(f"expected one of the model's labels, got {label!r}")
+
+
+class Texts(NamedTuple):
+    """Texts that follow one another, each with a space behind it: their bytes, `eights` from each byte on, `blocks`."""
+
+    content: NDArray[np.uint8]
+    eights: NDArray[np.uint64]
+    blocks: NDArray[np.uint64]
+    sizes: NDArray[np.int64]
+
+    @classmethod
+    def join(cls, encoded: list[bytes]) -> "Texts":
+        """Return texts in UTF-8 as one array."""
+        sizes = np.array([len(data) for data in encoded], np.int64)
+        joined = b" ".join([*encoded, bytes(MARGIN)])
+        return cls(
+            np.frombuffer(joined, np.uint8),
+            np.ndarray((len(joined) - 7,), np.uint64, joined, strides=(1,)),
+            np.frombuffer(joined, np.uint64, len(joined) // 8),
+            sizes,
+        )
+
+
+class WordGroup(NamedTuple):
+    """Room for words that are looked up together: where they begin and end in `borders`, and what is known of each.
+
+    `low` and `high` are bytes 1 to 8 and 9 to 16, `values` the hash and the row. `missing` are the numbers of words
+    that have to be looked up one by one.
+    """
+
+    borders: NDArray[np.int64]
+    low: NDArray[np.uint64]
+    high: NDArray[np.uint64]
+    sizes: NDArray[np.uint32]
+    hashes: NDArray[np.uint32]
+    values: NDArray[np.uint64]
+    missing: NDArray[np.int64]
+
+    @classmethod
+    def new(cls) -> "WordGroup":
+        """Return room for the words of a group."""
+        numbers = [np.empty(_MAX_WORDS, kind) for kind in ("u8", "u8", "u4", "u4", "u8", "i8")]
+        return cls(np.empty((2, _MAX_WORDS), np.int64), *numbers)
+
 
 def read_features(model: FastTextFile, file: NDArray[np.uint8]) -> tuple[Features, int]:
     """Return what finds the features of a model, and where its dictionary ends in its file."""
-    starts = np.zeros(model.words + len(model.labels) + 1, np.int64)
     entries = file[model.dictionary :]
+    starts = np.zeros(model.words + model.label_count + 1, np.int64)
     stop = model.dictionary + find_entries(entries, starts)
     texts = np.empty(starts[-1], np.uint8)
-    slots = np.zeros(1 << max(2 * len(starts), 2).bit_length(), np.uint64)
+    slots = _empty_slots(1 << max(2 * len(starts), 2).bit_length())
     fill_slots(entries, starts, texts, slots)
     end_row = find_entry(hash_bytes(_END, 0, len(_END)), _END, 0, len(_END), slots, texts, starts)
     features = Features(
@@ -86,9 +147,15 @@ def read_features(model: FastTextFile, file: NDArray[np.uint8]) -> tuple[Feature
         model.bucket,
         model.min_subword,
         model.max_subword,
-        np.zeros((1 << _CACHE_BITS, 4), np.uint64),
     )
     return features, stop
+
+
+def _empty_slots(count: int) -> NDArray[np.uint64]:
+    """Return slots that begin with a line of the processor's cache."""
+    raw = np.zeros(_SLOT * count + _LINE // 8, np.uint64)
+    skipped = -raw.ctypes.data % _LINE // 8
+    return raw[skipped : skipped + _SLOT * count].reshape(count, _SLOT)
 
 
 @kernel
@@ -106,9 +173,12 @@ def find_entries(entries: NDArray[np.uint8], starts: NDArray[np.int64]) -> int:
 
 @kernel
 def fill_slots(
-    entries: NDArray[np.uint8], starts: NDArray[np.int64], texts: NDArray[np.uint8], slots: NDArray[np.uint64]
+    entries: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    texts: NDArray[np.uint8],
+    slots: NDArray[np.uint64],
 ) -> None:
-    """Copy the texts of all entries, and enter these into a hash table."""
+    """Copy the texts of all entries and their first bytes, and enter these into a hash table."""
     mask = np.uint64(len(slots) - 1)
     for number in range(len(starts) - 1):
         start = starts[number]
@@ -117,9 +187,11 @@ def fill_slots(
         texts[start:end] = entries[first : first + end - start]
         key = np.uint64(hash_bytes(texts, start, end))
         slot = key & mask
-        while slots[slot]:
+        while slots[slot, _VALUE]:
             slot = (slot + np.uint64(1)) & mask
-        slots[slot] = key << np.uint64(32) | np.uint64(number + 1)
+        for i in range(min(end - start, _SHORT)):
+            slots[slot, i // 8] |= np.uint64(texts[start + i]) << np.uint64(8 * (i % 8))
+        slots[slot, _VALUE] = key << np.uint64(32) | np.uint64(number + 1)
 
 
 @kernel
@@ -150,9 +222,9 @@ def find_entry(
     """Return the number of the entry that is `text[start:end]`, whose hash is `key`; -1 if there is none."""
     mask = np.uint64(len(slots) - 1)
     slot = np.uint64(key) & mask
-    while slots[slot]:
-        if slots[slot] >> np.uint64(32) == np.uint64(key):
-            number = (slots[slot] & np.uint64(0xFFFFFFFF)) - np.uint64(1)
+    while slots[slot, _VALUE]:
+        if slots[slot, _VALUE] >> np.uint64(32) == np.uint64(key):
+            number = (slots[slot, _VALUE] & _NUMBER) - np.uint64(1)
             if is_equal(content, starts[number], starts[number + np.uint64(1)], text, start, end):
                 return int(np.int64(number))
         slot = (slot + np.uint64(1)) & mask
@@ -174,149 +246,235 @@ def is_equal(content: NDArray[np.uint8], start: int, end: int, text: NDArray[np.
 
 @kernel(error_model="numpy")
 def find_features(
-    text: NDArray[np.uint8],
-    eights: NDArray[np.uint64],
+    texts: Texts,
     first: int,
     stop: int,
     model: Features,
+    group: WordGroup,
     hashes: NDArray[np.int32],
     rows: NDArray[np.int32],
 ) -> int:
-    """Write the rows of the features of `text[first:stop]`, which a space follows, to `rows`; return their number.
+    """Write the rows of the features of `content[first:stop]`, which a space follows, to `rows`; return their number.
 
     They have the order in which fastText adds their vectors: words and subwords, then word n-grams by their first word.
-    `hashes` has room for those of all words. Many are looked up at a time, as these loads wait for memory together.
+    `hashes` has room for those of all words.
     """
-    end_key = hash_bytes(_END, 0, len(_END))
-    borders = np.empty((_TOGETHER, 2), np.int64)  # where each word begins and ends
-    eight = np.empty((_TOGETHER, 2), np.uint64)  # bytes 1 to 8 and 9 to 16 of each word
-    values = np.empty(_TOGETHER, np.uint64)  # hash and row of each word
     features = 0
-    count = 0  # of words, the one that ends the line included
+    count = np.uint64(0)  # of words, the one that ends the line included; without a sign, as an index needs no check
     at = int(first)
+    begun = _NONE
     is_end = False
-    while at < stop and not is_end:
-        together, at = find_words(text, eights, at, stop, borders, eight)
-        look_up(text, borders, eight, together, model, values)
-        for i in range(together):
-            row = int(np.int32(values[i]))
-            if row == _LABEL_ROW:
-                continue
-            if row == _END_ROW:
+    while at <= stop and not is_end:
+        words, begun, at = find_words(texts.blocks, at, stop, begun, group.borders)
+        load_words(texts.eights, group, words)
+        hash_words(group, words)
+        look_up(texts.content, model, group, words)
+        for i in range(words):
+            value = group.values[i]
+            row = int(np.int32(value))
+            if row < _NONE:
+                if row == _LABEL_ROW:
+                    continue
                 is_end = True
                 break
-            rows[features] = row  # without a branch, which would often be mispredicted
+            rows[np.uint64(features)] = row  # without a branch, which would often be mispredicted
             features += row >= 0
             if model.max_subword:
-                features = add_subwords(text, borders[i, 0], borders[i, 1], model, rows, features)
-            hashes[count] = np.int32(values[i] >> np.uint64(32))
-            count += 1
+                start = group.borders[0, i]
+                features = add_subwords(texts.content, start, group.borders[1, i], model, rows, features)
+            hashes[count] = np.int32(value >> np.uint64(32))
+            count += np.uint64(1)
     if model.end_row >= 0:
         rows[features] = model.end_row
         features += 1
-    hashes[count] = np.int32(end_key)
-    count += 1
-    if model.word_ngrams < 2:
-        return features
-    words = model.words
-    bucket = np.uint64(model.bucket)
-    for i in range(count - 1):
-        joined = np.uint64(np.int64(hashes[i]))
-        for j in range(i + 1, min(i + model.word_ngrams, count)):
-            joined = joined * _MULTIPLIER + np.uint64(np.int64(hashes[j]))
-            rows[features] = words + np.int64(joined % bucket)
-            features += 1
+    hashes[count] = np.int32(hash_bytes(_END, 0, len(_END)))
+    pairs = int(np.int64(count))
+    if model.word_ngrams == 2 and model.bucket >= _MIN_BUCKET:
+        add_pairs(hashes[: pairs + 1], model, rows[features : features + pairs])
+        features += pairs
+    elif model.word_ngrams > 1:
+        features = add_ngrams(hashes, pairs + 1, model, rows, features)
     return features
 
 
 @kernel
 def find_words(
-    text: NDArray[np.uint8],
-    eights: NDArray[np.uint64],
-    first: int,
-    stop: int,
-    borders: NDArray[np.int64],
-    eight: NDArray[np.uint64],
-) -> tuple[int, int]:
-    """Write where the next words from `first` on are, _TOGETHER at most; return how many, and where to go on."""
-    count = np.uint64(0)
-    at = np.uint64(first)
-    end = np.uint64(stop)
-    while at < end and count < np.uint64(_TOGETHER):
-        start = at
-        low, size = bytes_of_word(eights[at])
-        at += size
-        high = np.uint64(0)
-        if size == np.uint64(8):
-            high, high_size = bytes_of_word(eights[at])
-            at += high_size
-            if high_size == np.uint64(8):
-                while not IS_SPACE[text[at]]:
-                    at += np.uint64(1)
-        borders[count, 0] = start
-        borders[count, 1] = at
-        eight[count, 0] = low
-        eight[count, 1] = high
-        count += np.uint64(size > np.uint64(0))  # no word is between two spaces
-        at += np.uint64(1)
-    return int(np.int64(count)), int(np.int64(at))
+    blocks: NDArray[np.uint64], first: int, stop: int, begun: int, borders: NDArray[np.int64]
+) -> tuple[int, int, int]:
+    """Write where the words begin and end that end from `first` on, in some blocks.
+
+    Return how many there are; where one has `begun` that ends in later blocks, as one may have before `first`, or -1;
+    and where to go on.
+    """
+    block = np.uint64(first) >> np.uint64(6)
+    last = np.uint64(stop) >> np.uint64(6)
+    behind = block + np.uint64(_BLOCKS)
+    starts = np.uint64(0)
+    ends = np.uint64(0)
+    before = np.uint64(1)  # whether the byte before a block is a space
+    if begun >= 0:
+        borders[0, 0] = begun
+        starts += np.uint64(1)
+        before = np.uint64(0)
+    spaces = find_spaces(blocks, block) | ((np.uint64(1) << (np.uint64(first) & np.uint64(63))) - np.uint64(1))
+    while True:
+        if block == last:
+            spaces |= ~np.uint64(0) << (np.uint64(stop) & np.uint64(63))
+        after = (spaces << np.uint64(1)) | before  # bytes that a space is before
+        begins = after & ~spaces
+        finishes = spaces & ~after
+        offset = block << np.uint64(6)
+        while begins:
+            borders[0, starts] = np.int64(offset + lowest_bit(begins))
+            starts += np.uint64(1)
+            begins &= begins - np.uint64(1)
+        while finishes:
+            borders[1, ends] = np.int64(offset + lowest_bit(finishes))
+            ends += np.uint64(1)
+            finishes &= finishes - np.uint64(1)
+        before = spaces >> np.uint64(63)
+        block += np.uint64(1)
+        if block > last or block == behind:
+            break
+        spaces = find_spaces(blocks, block)
+    begun = borders[0, ends] if starts > ends else _NONE
+    return int(np.int64(ends)), int(begun), int(np.int64(block << np.uint64(6)))
+
+
+@kernel(inline="always")
+def find_spaces(blocks: NDArray[np.uint64], block: np.uint64) -> np.uint64:
+    """Return which of 64 bytes are white space for fastText, or zero: a bit for each."""
+    bits = np.uint64(0)
+    for i in range(8):
+        eight = blocks[block * np.uint64(8) + np.uint64(i)]
+        seven_bits = eight & _SEVEN_BITS
+        from_tab = seven_bits + _FROM_TAB  # its high bits are set where a byte is 9 or more, as to the others
+        above_return = seven_bits + _ABOVE_RETURN
+        is_other = ((seven_bits ^ _SPACES) + _SEVEN_BITS) & (seven_bits + _SEVEN_BITS)
+        spaces = ((from_tab & ~above_return) | ~is_other) & ~eight & _HIGH_BITS
+        bits |= ((spaces >> np.uint64(7)) * _TO_BITS >> np.uint64(56)) << np.uint64(8 * i)
+    return bits
+
+
+@kernel(inline="always")
+def lowest_bit(bits: np.uint64) -> np.uint64:
+    """Return the number of the lowest bit that is set: how many are below it, which LLVM knows as one instruction."""
+    below = (bits & (np.uint64(0) - bits)) - np.uint64(1)
+    below -= (below >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    below = (below & np.uint64(0x3333333333333333)) + ((below >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    below = (below + (below >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return (below * np.uint64(0x0101010101010101)) >> np.uint64(56)
 
 
 @kernel
-def look_up(
-    text: NDArray[np.uint8],
-    borders: NDArray[np.int64],
-    eight: NDArray[np.uint64],
-    count: int,
-    model: Features,
-    values: NDArray[np.uint64],
-) -> None:
-    """Write the hash and the row of the first `count` words; _LABEL_ROW for labels, _END_ROW for what ends a line."""
-    cache = model.cache
-    missing = np.empty(_TOGETHER, np.int64)
-    misses = 0
+def load_words(eights: NDArray[np.uint64], group: WordGroup, count: int) -> None:
+    """Write the sizes and the first 16 bytes of words."""
     for i in range(count):
-        slot = slot_of(eight[i, 0], eight[i, 1])
-        values[i] = cache[slot, 2]
-        missing[misses] = i
-        misses += (cache[slot, 0] != eight[i, 0]) | (cache[slot, 1] != eight[i, 1])
+        start = np.uint64(group.borders[0, i])
+        size = np.uint64(group.borders[1, i]) - start
+        loaded = min(size, np.uint64(_SHORT))
+        group.sizes[i] = np.uint32(min(size, np.uint64(_SHORT + 1)))
+        group.low[i] = eights[start] & _LOW_BYTES[loaded]
+        group.high[i] = eights[start + np.uint64(8)] & _HIGH_BYTES[loaded]
+
+
+@kernel
+def hash_words(group: WordGroup, count: int) -> None:
+    """Write fastText's hash of words of up to 16 bytes: a byte of each in turn, which vector instructions do."""
+    hashes = group.hashes
+    sizes = group.sizes
+    for i in range(count):
+        hashes[i] = _FNV_START
+    for half in range(2):
+        eight = group.high if half else group.low
+        for k in range(8):
+            position = np.uint32(8 * half + k)
+            shift = np.uint64(8 * k)
+            for i in range(count):
+                byte = np.uint8(eight[i] >> shift)
+                longer = np.uint32((hashes[i] ^ np.uint32(np.int8(byte))) * _FNV_PRIME)
+                hashes[i] = longer if sizes[i] > position else hashes[i]
+
+
+@kernel
+def look_up(text: NDArray[np.uint8], model: Features, group: WordGroup, count: int) -> None:
+    """Write the hash and the row of words; _LABEL_ROW for labels, _END_ROW for what ends a line."""
+    slots = model.slots
+    mask = np.uint64(len(slots) - 1)
+    end_number = np.uint64(model.end_row)  # of no entry, if it is -1
+    for i in range(count):  # a loop that does nothing else waits for many lines of the cache at a time
+        group.values[i] = slots[np.uint64(group.hashes[i]) & mask, _VALUE]
+    misses = np.uint64(0)
+    for i in range(count):
+        low = group.low[i]
+        key = np.uint64(group.hashes[i])
+        first = group.values[i]
+        is_first = first >> np.uint64(32) == key
+        at = (key + np.uint64(not is_first)) & mask
+        slot = slots[at, _VALUE]
+        number = (slot & _NUMBER) - np.uint64(1)
+        is_free = (first == np.uint64(0)) | (slot == np.uint64(0))
+        is_same = (slots[at, 0] == low) & (slots[at, 1] == group.high[i]) & (not is_free)
+        is_word = is_same & (number < np.uint64(model.words)) & (number != end_number)
+        is_unknown = is_free & (low != _LABEL_LOW) & (low != _END_LOW)
+        row = number if is_word else _NUMBER
+        group.values[i] = key << np.uint64(32) | row
+        group.missing[misses] = i
+        is_settled = (is_word | is_unknown) & (group.sizes[i] < np.uint32(_SHORT))
+        misses += np.uint64(not is_settled)
     end_key = hash_bytes(_END, 0, len(_END))
     for j in range(misses):
-        i = missing[j]
-        start = borders[i, 0]
-        end = borders[i, 1]
-        key = hash_bytes(text, start, end)
-        row = find_entry(key, text, start, end, model.slots, model.content, model.starts)
-        if row >= model.words or (row < 0 and is_label(text, start, end)):
-            row = _LABEL_ROW
+        i = group.missing[j]
+        start = group.borders[0, i]
+        end = group.borders[1, i]
+        word_key = group.hashes[i] if group.sizes[i] <= np.uint32(_SHORT) else hash_bytes(text, start, end)
+        row_found = find_entry(word_key, text, start, end, slots, model.content, model.starts)
+        if row_found >= model.words or (row_found < 0 and is_label(text, start, end)):
+            row_found = _LABEL_ROW
         # The word that ends a line does so also within a text, which fastText reads no further then.
-        elif key == end_key and is_end(text, start, end):
-            row = _END_ROW
-        values[i] = np.uint64(key) << np.uint64(32) | np.uint64(np.uint32(row))
-        if end - start < 2 * _EIGHT:  # a longer word would be taken for another one
-            slot = slot_of(eight[i, 0], eight[i, 1])
-            cache[slot, 0] = eight[i, 0]
-            cache[slot, 1] = eight[i, 1]
-            cache[slot, 2] = values[i]
+        elif word_key == end_key and is_end(text, start, end):
+            row_found = _END_ROW
+        group.values[i] = np.uint64(word_key) << np.uint64(32) | np.uint64(np.uint32(row_found))
+
+
+@kernel
+def add_pairs(hashes: NDArray[np.int32], model: Features, rows: NDArray[np.int32]) -> None:
+    """Write the rows of pairs of words to `rows`, for a `bucket` of at least _MIN_BUCKET."""
+    bucket = int(model.bucket)
+    inverse = 1 / model.bucket
+    firsts = hashes[: len(rows)]
+    seconds = hashes[1:]
+    for i in range(len(rows)):
+        joined = np.uint64(np.int64(firsts[i])) * _MULTIPLIER + np.uint64(np.int64(seconds[i]))
+        rows[i] = model.words + remainder(joined, bucket, inverse)
 
 
 @kernel(inline="always")
-def slot_of(low: np.uint64, high: np.uint64) -> np.uint64:
-    """Return where the cache has a word of these bytes."""
-    return ((low ^ (high * _SPREAD)) * _SPREAD) >> _CACHE_SHIFT
+def remainder(value: np.uint64, divisor: int, inverse: float) -> int:
+    """Return `value` modulo a divisor of at least _MIN_BUCKET, whose `inverse` is 1 / divisor.
+
+    It is what the processor's division gives, which takes longer. Of the 64 bits a float64 has 53, so that the first
+    quotient is off by 3 at most; the second leaves less than the divisor, or exceeds it by one.
+    """
+    quotient = np.int64(np.float64(value >> np.uint64(11)) * (inverse * 2048.0))
+    rest = np.int64(value - np.uint64(quotient) * np.uint64(divisor))
+    rest -= np.int64(np.float64(rest) * inverse) * divisor
+    rest += divisor if rest < 0 else 0
+    rest -= divisor if rest >= divisor else 0
+    return int(rest)
 
 
-@kernel(inline="always")
-def bytes_of_word(eight: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return the bytes before the first space among eight, the others being 0, and how many there are."""
-    seven_bits = eight & _SEVEN_BITS
-    from_tab = seven_bits + _FROM_TAB  # its high bits are set where a byte is 9 or more, as to the others
-    above_return = seven_bits + _ABOVE_RETURN
-    is_other = ((seven_bits ^ _SPACES) + _SEVEN_BITS) & (seven_bits + _SEVEN_BITS)
-    spaces = ((from_tab & ~above_return) | ~is_other) & ~eight & _HIGH_BITS
-    mask = ((spaces & (np.uint64(0) - spaces)) >> np.uint64(7)) - np.uint64(1)
-    size = ((mask & _ONES) * _ONES) >> np.uint64(56)
-    return eight & mask, size
+@kernel(error_model="numpy")
+def add_ngrams(hashes: NDArray[np.int32], count: int, model: Features, rows: NDArray[np.int32], features: int) -> int:
+    """Add the rows of the word n-grams of `count` words to `features` others; return how many there are."""
+    bucket = np.uint64(model.bucket)
+    for i in range(count - 1):
+        joined = np.uint64(np.int64(hashes[i]))
+        for j in range(i + 1, min(i + model.word_ngrams, count)):
+            joined = joined * _MULTIPLIER + np.uint64(np.int64(hashes[j]))
+            rows[features] = model.words + np.int64(joined % bucket)
+            features += 1
+    return features
 
 
 @kernel

@@ -46,6 +46,7 @@ class FastTextFile(NamedTuple):
     """
 
     labels: tuple[str, ...]
+    label_count: int
     words: int
     loss: int
     dim: int
@@ -77,27 +78,43 @@ def read_fasttext(path: Path) -> FastTextFile:
     return _read(path, info.st_size, info.st_mtime_ns)
 
 
+def read_sizes(path: Path) -> FastTextFile:
+    """Return what the header of a model's file says: its sizes, without the labels behind all words."""
+    with wrap_read_errors(path), path.open("rb") as file:
+        return _read_header(path, file)
+
+
 @lru_cache(maxsize=16)
 def _read(path: Path, size: int, _time: int) -> FastTextFile:
     with wrap_read_errors(path), path.open("rb") as file:
-        head = file.read(HEADER.size)
-        numbers = HEADER.unpack(head) if len(head) == HEADER.size else (0, 0)
-        if numbers[0] != MAGIC or numbers[1] not in _VERSIONS:
-            raise UsageError(f"{path}: expected a fastText model (.bin or .ftz), got another file")
-        kind = _KINDS.get(numbers[_KIND], "unknown")
-        if kind != "supervised":
-            raise UsageError(f"{path}: expected a supervised fastText model, got one of kind {kind}; it has no labels")
+        header = _read_header(path, file)
         try:
-            _, words, labels, _, pruned = DICTIONARY.unpack(file.read(DICTIONARY.size))
-            dictionary = file.tell()
-            entries = _read_entries(file, words + labels)
-            is_quantized, end = _find_end(file, file.tell() + 8 * max(pruned, 0))
+            entries = _read_entries(file, header.words + header.label_count)
+            is_quantized, end = _find_end(file, file.tell() + 8 * max(header.pruned, 0))
         except (struct.error, EOFError) as error:
             raise _cut(path) from error
         if size < end:
             raise _cut(path)
+    labels = tuple(text.decode("utf-8", "replace") for text in entries[header.words :])
+    return header._replace(labels=labels, is_quantized=is_quantized)
+
+
+def _read_header(path: Path, file: BinaryIO) -> FastTextFile:
+    """Return what the numbers before the dictionary's entries say, and leave the file behind them."""
+    head = file.read(HEADER.size)
+    numbers = HEADER.unpack(head) if len(head) == HEADER.size else (0, 0)
+    if numbers[0] != MAGIC or numbers[1] not in _VERSIONS:
+        raise UsageError(f"{path}: expected a fastText model (.bin or .ftz), got another file")
+    kind = _KINDS.get(numbers[_KIND], "unknown")
+    if kind != "supervised":
+        raise UsageError(f"{path}: expected a supervised fastText model, got one of kind {kind}; it has no labels")
+    try:
+        _, words, labels, _, pruned = DICTIONARY.unpack(file.read(DICTIONARY.size))
+    except struct.error as error:
+        raise _cut(path) from error
     return FastTextFile(
-        tuple(text.decode("utf-8", "replace") for text in entries[words:]),
+        (),
+        labels,
         words,
         numbers[_LOSS],
         numbers[_DIM],
@@ -106,8 +123,8 @@ def _read(path: Path, size: int, _time: int) -> FastTextFile:
         numbers[_MIN_SUBWORD],
         0 if numbers[1] == _NO_SUBWORDS else numbers[_MAX_SUBWORD],
         pruned,
-        is_quantized,
-        dictionary,
+        False,
+        file.tell(),
     )
 
 

@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +19,24 @@ from numpy.typing import NDArray
 from gristmill.budget import reserve_memory
 from gristmill.errors import wrap_read_errors
 from gristmill.kernels import kernel
-from preprocessing.scoring.fasttext_features import MARGIN, Features, find_features, read_features
-from preprocessing.scoring.fasttext_file import SHAPE, FastTextFile, read_fasttext
+from preprocessing.scoring.fasttext_features import Features, Texts, WordGroup, find_features, read_features
+from preprocessing.scoring.fasttext_file import SHAPE, FastTextFile, read_sizes
 
 _SOFTMAX = 3
 _MAX_LABELS = 16  # with more, the products would take as much memory as the vectors
 _MAX_FLOAT32 = 128.0  # products up to this are stored as float32: scores differ by less than 1e-6
 _ROWS = 1 << 14  # of the vectors that are multiplied at once
+_DIMENSIONS = 16  # of vectors that are added at once
 _FREQUENT = 2000  # words, the first of a dictionary, that say how far apart vectors are
 # With a spread of 1, a score that fastText's rounding may change by nearly 1e-6: measured with models of 12 to 100
 # dimensions and texts of up to 2 MB.
 _MAX_DOUBT = 9.0
 _MANY_FEATURES = 1 << 16  # from which rounding grows faster than doubt
+_FEW_FEATURES = 100  # up to which it cannot be seen, even if all are the same
+_EVERY = 4  # feature, of a text, is compared with the others
+_MAX_COMPARED = 1 << 11
+_SEEN_BITS = 13  # numbers of features that are told apart, a power of two
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, of bits that look random
 
 
 def can_score(model: FastTextFile) -> bool:
@@ -63,13 +69,13 @@ class FastTextScorer:
     @classmethod
     def read(cls, path: Path, label: str) -> "FastTextScorer":
         """Read a model that `can_score` allows, and the products with a label's vector."""
-        model = read_fasttext(path)
+        model = read_sizes(path)
         with wrap_read_errors(path), path.open("rb") as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         features, stop = read_features(model, np.frombuffer(content, np.uint8))
         vectors, start = _matrix(content, stop)
         outputs, _ = _matrix(content, start)
-        own = model.labels.index(label)
+        own = features.number_of(label) - model.words
         outputs = np.vstack([outputs[own : own + 1], np.delete(outputs, own, axis=0)])
         products = _multiply(vectors, outputs)
         raw = np.ndarray((vectors.nbytes,), np.uint8, content, start - vectors.nbytes)
@@ -77,25 +83,15 @@ class FastTextScorer:
 
     def score(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the probability of the label for each text; 0 for one that the model says nothing of."""
-        encoded = [text.encode() for text in texts]
-        sizes = np.array([len(data) for data in encoded], np.int64)
+        joined = Texts.join([text.encode() for text in texts])
         scores = np.empty(len(texts), np.float32)
-        max_words, max_features = self.features.max_counts(int(sizes.max(initial=0)))
-        with reserve_memory(2 * int(sizes.sum()) + 4 * (max_words + max_features), "a document"):
-            text, eights = _join(encoded)
+        max_words, max_features = self.features.max_counts(int(joined.sizes.max(initial=0)))
+        with reserve_memory(2 * joined.content.nbytes + 4 * (max_words + max_features), "a document"):
             hashes = np.empty(max_words, np.int32)
             rows = np.empty(max_features, np.int32)
-            score_texts(
-                text, eights, sizes, self.features, self.products, self.vectors, self.outputs, self.max_doubt, hashes,
-                rows, scores,
-            )  # fmt: skip
+            model = Matrices(self.products, self.vectors, self.outputs, self.max_doubt)
+            score_texts(joined, self.features, model, WordGroup.new(), hashes, rows, scores)
         return scores
-
-
-def _join(encoded: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-    """Return texts, each with a space behind it, and the eight bytes from each byte on."""
-    data = b" ".join([*encoded, bytes(MARGIN)])
-    return np.frombuffer(data, np.uint8), np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))
 
 
 def _matrix(content: mmap.mmap, start: int) -> tuple[NDArray[np.float32], int]:
@@ -130,51 +126,82 @@ def _multiply(vectors: NDArray[np.float32], outputs: NDArray[np.float32]) -> NDA
     return products.astype(np.float32) if is_small else products
 
 
+class Matrices(NamedTuple):
+    """The numbers of a FastTextScorer that its kernels compute with."""
+
+    products: NDArray[Any]
+    vectors: NDArray[np.uint8]
+    outputs: NDArray[np.float32]
+    max_doubt: float
+
+
 @kernel
 def score_texts(
-    text: NDArray[np.uint8],
-    eights: NDArray[np.uint64],
-    sizes: NDArray[np.int64],
-    model: Features,
-    products: NDArray[Any],
-    vectors: NDArray[np.uint8],
-    outputs: NDArray[np.float32],
-    max_doubt: float,
+    texts: Texts,
+    features: Features,
+    model: Matrices,
+    group: WordGroup,
     hashes: NDArray[np.int32],
     rows: NDArray[np.int32],
     scores: NDArray[np.float32],
 ) -> None:
-    """Write the score of each text; they follow one another in `text`, each with a space behind it.
+    """Write the score of each text.
 
-    `eights` are the eight bytes from each one of `text` on. `hashes` and `rows` have room for the words and features of
-    the longest. The error of a sum of n numbers grows as n to the power of 1.5, that of their mean as the root of n: a
-    score's doubt is in proportion to what it makes of the score.
+    `hashes` and `rows` have room for the words and features of the longest. The error of a sum of n numbers grows as n
+    to the power of 1.5, that of their mean as the root of n: a score's doubt is in proportion to what it makes of the
+    score. A text that repeats few features is rounded the same way each time, so that its error grows as n.
     """
-    values = vectors.view(np.float32)
-    sums = np.empty(products.shape[1], np.float64)
-    total = np.empty(outputs.shape[1], np.float32)
+    values = model.vectors.view(np.float32)
+    sums = np.empty(model.products.shape[1], np.float64)
+    total = np.empty(model.outputs.shape[1], np.float32)
+    seen = np.empty(1 << _SEEN_BITS, np.bool_)
     first = 0
-    for number in range(len(sizes)):
-        stop = first + sizes[number]
-        count = find_features(text, eights, first, stop, model, hashes, rows)
+    for number in range(len(texts.sizes)):
+        stop = first + texts.sizes[number]
+        count = find_features(texts, first, stop, features, group, hashes, rows)
         # All at once, as this waits for memory far less than one at a time.
-        add_products(rows, count, products, sums)
+        add_products(rows, count, model.products, sums)
         score = probability(sums, count)
-        if count > _MANY_FEATURES or np.sqrt(count) * score * (1 - score) > max_doubt:
+        is_doubtful = count > _MANY_FEATURES or np.sqrt(count) * score * (1 - score) > model.max_doubt
+        if is_doubtful or repeats_itself(rows, count, seen):
             add_vectors(rows, count, values, total)
-            score = predict(total, count, outputs)
+            score = predict(total, count, model.outputs)
         scores[number] = score
         first = stop + 1
 
 
 @kernel
 def add_products(rows: NDArray[np.int32], count: int, products: NDArray[Any], sums: NDArray[np.float64]) -> None:
-    """Write the sums of the products of the first `count` rows."""
+    """Write the sums of the products of the first `count` rows: four at a time, as each addition waits for the last."""
+    whole = count - count % 4
     for i in range(len(sums)):
-        total = 0.0
-        for j in range(count):
-            total += products[np.uint64(rows[j]), i]
-        sums[i] = total
+        first = second = third = fourth = 0.0
+        for j in range(0, whole, 4):
+            at = np.uint64(j)
+            first += products[np.uint64(rows[at]), i]
+            second += products[np.uint64(rows[at + np.uint64(1)]), i]
+            third += products[np.uint64(rows[at + np.uint64(2)]), i]
+            fourth += products[np.uint64(rows[at + np.uint64(3)]), i]
+        for j in range(whole, count):
+            first += products[np.uint64(rows[j]), i]
+        sums[i] = (first + second) + (third + fourth)
+
+
+@kernel
+def repeats_itself(rows: NDArray[np.int32], count: int, seen: NDArray[np.bool_]) -> bool:
+    """Return whether fewer than half of a text's features differ, of those that are compared."""
+    if count <= _FEW_FEATURES:
+        return False
+    step = max(_EVERY, count // _MAX_COMPARED)
+    seen[:] = False
+    different = 0
+    compared = 0
+    for i in range(0, count, step):
+        place = (np.uint64(rows[i]) * _SPREAD) >> np.uint64(64 - _SEEN_BITS)
+        different += not seen[place]
+        seen[place] = True
+        compared += 1
+    return bool(2 * different < compared)
 
 
 @kernel
@@ -193,12 +220,30 @@ def probability(sums: NDArray[np.float64], features: int) -> np.float32:
 @kernel
 def add_vectors(rows: NDArray[np.int32], count: int, values: NDArray[np.float32], total: NDArray[np.float32]) -> None:
     """Write the sum of the vectors of the first `count` rows, added one after another as fastText does."""
-    dim = np.uint64(len(total))
+    dim = len(total)
     total[:] = 0
-    for i in range(count):
-        start = np.uint64(rows[i]) * dim
+    whole_dim = dim - dim % _DIMENSIONS
+    whole = count - count % 4
+    for i in range(0, whole, 4):  # four at a time: each dimension is loaded and stored once for them
+        first = values[vector_at(rows[i], dim) :]
+        second = values[vector_at(rows[i + 1], dim) :]
+        third = values[vector_at(rows[i + 2], dim) :]
+        fourth = values[vector_at(rows[i + 3], dim) :]
+        for start in range(0, whole_dim, _DIMENSIONS):
+            for j in range(np.uint64(start), np.uint64(start + _DIMENSIONS)):
+                total[j] = (((total[j] + first[j]) + second[j]) + third[j]) + fourth[j]
+        for j in range(whole_dim, dim):
+            total[j] = (((total[j] + first[j]) + second[j]) + third[j]) + fourth[j]
+    for i in range(whole, count):
+        vector = values[vector_at(rows[i], dim) :]
         for j in range(dim):
-            total[j] += values[start + j]
+            total[j] += vector[j]
+
+
+@kernel(inline="always")
+def vector_at(row: np.int32, dim: int) -> int:
+    """Return where the vector of a row begins."""
+    return int(np.int64(row) * dim)
 
 
 @kernel
@@ -209,7 +254,9 @@ def predict(total: NDArray[np.float32], features: int, outputs: NDArray[np.float
     for i in range(len(outputs)):
         for j in range(len(mean)):
             sums[i] += outputs[i, j] * mean[j]
-    highest = sums.max()
+    highest = sums[0]
+    for i in range(1, len(sums)):  # sums.max() would have numba import scipy.linalg: a tenth of a second
+        highest = max(highest, sums[i])
     every = np.float32(0)
     for i in range(len(sums)):
         sums[i] = np.exp(sums[i] - highest)

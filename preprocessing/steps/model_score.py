@@ -169,7 +169,7 @@ class FastTextScore(ModelScore):
 
     @property
     def version(self) -> int:
-        return 3
+        return 4
 
     def describe(self) -> str:
         return f"{self.fact} {self.model.name} {self.label}"

@@ -2,6 +2,8 @@
 
 import random
 import struct
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import fasttext
 import numpy as np
 import pytest
 
+from preprocessing.scoring.fasttext_features import Features, add_pairs
 from preprocessing.scoring.fasttext_file import DICTIONARY, HEADER, MAGIC, SHAPE, read_fasttext
 from preprocessing.scoring.fasttext_scores import FastTextScorer, can_score
 
@@ -55,6 +58,7 @@ class Shape:
     has_end: bool = True
     scale: float = 0.15  # of the vectors
     version: int = 12
+    bucket: int = 1000
 
 
 def write_random_model(path: Path, shape: Shape) -> Path:
@@ -62,7 +66,7 @@ def write_random_model(path: Path, shape: Shape) -> Path:
     random = np.random.default_rng(5)
     words = [word.encode() for sentence, space in SCRIPTS for word in sentence.split(space)[::2]]
     words = list(dict.fromkeys([*([b"</s>"] if shape.has_end else []), *words]))
-    bucket = 1000 if shape.word_ngrams > 1 or shape.max_subword else 0
+    bucket = shape.bucket if shape.word_ngrams > 1 or shape.max_subword else 0
     numbers = [12, 5, 5, 1, 5, shape.word_ngrams, 3, 3, bucket, shape.min_subword, shape.max_subword, 100]
     entries = [(word, 9, 0) for word in words] + [(label.encode(), 5, 1) for label in shape.labels]
     rows = len(words) + bucket
@@ -76,9 +80,14 @@ def write_random_model(path: Path, shape: Shape) -> Path:
     return path
 
 
+def features_of_no_words(bucket: int) -> Features:
+    return Features(np.zeros((2, 4), np.uint64), np.zeros(0, np.uint8), np.zeros(1, np.int64), 0, -1, 2, bucket, 0, 0)
+
+
 SHAPES = {
     "words": Shape(1),
     "bigrams": Shape(),
+    "bigrams in many rows": Shape(bucket=5003),
     "trigrams": Shape(3),
     "five-grams": Shape(5),
     "subwords": Shape(1, 3, 5),
@@ -126,12 +135,62 @@ def test_long_texts_have_the_rounding_of_the_library(tmp_path: Path, name: str) 
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-7)
 
 
+@pytest.mark.parametrize("name", ["words", "bigrams", "subwords"])
+def test_texts_that_repeat_words_have_the_rounding_of_the_library(tmp_path: Path, name: str) -> None:
+    """It rounds the same way each time, so that its scores are off by up to 1e-5, and ours are as well."""
+    path = write_random_model(tmp_path / "m.bin", SHAPES[name])
+    words = [word for sentence, space in SCRIPTS for word in sentence.split(space)]
+    texts = [(word + " ") * count for word in words[::3] for count in (110, 400, 3000)]
+    texts += [" ".join(words[start : start + 20]) * 400 for start in range(0, len(words) - 20, 9)]
+    library = fasttext.load_model(str(path))
+    scores = FastTextScorer.read(path, "__label__a").score(texts)
+    for text, score in zip(texts, scores, strict=True):
+        labels, chances = library.predict(text, k=-1, threshold=-1)
+        assert abs(dict(zip(labels, chances, strict=True))["__label__a"] - score) < 1e-6, text[:50]
+
+
 def test_products_that_are_large_have_more_digits(tmp_path: Path) -> None:
     kinds = {}
     for name in ("bigrams", "large numbers"):
         path = write_random_model(tmp_path / f"{name}.bin", SHAPES[name])
         kinds[name] = FastTextScorer.read(path, "__label__a").products.dtype
     assert kinds == {"bigrams": np.float32, "large numbers": np.float64}
+
+
+def test_remainders_are_those_of_a_division() -> None:
+    random = np.random.default_rng(3)
+    for bucket in (1 << 12, 10_000, 2_000_000, 2**31 - 1):
+        hashes = random.integers(-(2**31), 2**31, 20_001).astype(np.int32)
+        hashes[:6] = (-(2**31), 2**31 - 1, -1, 0, 0, 1)
+        pairs = hashes[:-1].astype(np.int64).astype(np.uint64) * np.uint64(116049371)
+        pairs += hashes[1:].astype(np.int64).astype(np.uint64)
+        rows = np.empty(len(hashes) - 1, np.int32)
+        add_pairs(hashes, features_of_no_words(bucket), rows)
+        assert rows.tolist() == (pairs % np.uint64(bucket)).tolist()
+
+
+def test_words_end_where_their_bytes_say(tmp_path: Path) -> None:
+    """Words of any length at any place of the 64 bytes, and of the 2,048, that are looked at together."""
+    path = write_random_model(tmp_path / "m.bin", Shape(2, 2, 4))
+    scorer = FastTextScorer.read(path, "__label__a")
+    library = fasttext.load_model(str(path))
+    texts = ["x" * before + space + "mill" * size for before in range(66) for size in (1, 4, 17) for space in " \0"]
+    texts += ["wheat " * 341 + "y" * size + " flour bread" for size in range(1, 16)]
+    for text, score in zip(texts, scorer.score(texts), strict=True):
+        labels, chances = library.predict(text, k=-1, threshold=-1)
+        assert abs(dict(zip(labels, chances, strict=True))["__label__a"] - score) < 1e-6, text
+
+
+def test_no_kernel_of_scores_imports_scipys_linear_algebra(tmp_path: Path) -> None:
+    """It takes each worker a tenth of a second, as long as 20 MB of text."""
+    path = write_random_model(tmp_path / "m.bin", Shape())
+    code = (
+        "import sys; from pathlib import Path; from preprocessing.scoring.fasttext_scores import FastTextScorer\n"
+        f"FastTextScorer.read(Path({str(path)!r}), '__label__a').score(['the mill'])\n"
+        "print('scipy.linalg' in sys.modules)"
+    )
+    FastTextScorer.read(path, "__label__a").score(["the mill"])  # compiles what is not in the cache
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
 
 
 def test_batches_change_nothing(tmp_path: Path) -> None:
