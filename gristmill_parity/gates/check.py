@@ -40,23 +40,26 @@ def check(run_a: Positional[Path], run_b: Positional[Path], steps: int = 0, tole
     from training.distributed.process_group import init_distributed
 
     with init_distributed("cpu"):
-        found = Comparison.of(runs[0], runs[1], steps, tolerance)
-        last = found.steps[-1]
-        if found.last_exact >= last:
-            expected = f"one layout: every number of steps {found.steps[0]} to {last} must be equal bit for bit"
-        elif found.last_exact >= found.steps[0]:
-            expected = f"one layout until step {found.last_exact}, where every bit must be equal; then other layouts"
+        comparison = Comparison.of(runs[0], runs[1], steps, tolerance)
+        last = comparison.steps[-1]
+        if comparison.last_exact >= last:
+            expected = f"one layout: every number of steps {comparison.steps[0]} to {last} must be equal bit for bit"
+        elif comparison.last_exact >= comparison.steps[0]:
+            expected = (
+                f"one layout until step {comparison.last_exact}, where every bit must be equal; then other layouts"
+            )
         else:
             expected = "different layouts, devices or versions of torch"
-        if found.last_exact < last:
-            begins = max(found.steps[0], found.last_exact + 1)
+        if comparison.last_exact < last:
+            begins = max(comparison.steps[0], comparison.last_exact + 1)
             expected += (
-                f": loss and gradient norm of step {begins} may differ by {found.allowed(begins, 'loss'):.1e}, later "
-                f"losses by {found.allowed(last + 1, 'loss'):.1e}"
+                f": loss and gradient norm of step {begins} may differ by {comparison.allowed(begins, 'loss'):.1e}, "
+                f"later losses by {comparison.allowed(last + 1, 'loss'):.1e}"
             )
         print(expected)
-        differences = [each for each in (found.of_steps(), found.of_evaluations(), found.of_checkpoints()) if each]
-        of_weights = found.of_weights()
+        firsts = comparison.of_steps(), comparison.of_evaluations(), comparison.of_checkpoints()
+        differences = [first for first in firsts if first]
+        of_weights = comparison.of_weights()
     for each in differences:
         print(f"first difference in {each}")
     if of_weights:
@@ -68,7 +71,9 @@ def check(run_a: Positional[Path], run_b: Positional[Path], steps: int = 0, tole
         raise GristmillError(
             f"{run_a} and {run_b} differ, first in {earliest.what} of step {earliest.step}; see above{advice}"
         )
+    agreed = count_of(len(comparison.steps), "step")
+    checkpoints = count_of(len(comparison.exact_checkpoints), "checkpoint")
     print(
-        f"{count_of(len(found.steps), 'step')} agree, losses to {found.largest('loss'):.1e} and gradient norms to "
-        f"{found.largest('grad_norm'):.1e}; {count_of(len(found.exact_checkpoints), 'checkpoint')} compared bit for bit"
+        f"{agreed} agree, losses to {comparison.largest('loss'):.1e} and gradient norms to "
+        f"{comparison.largest('grad_norm'):.1e}; {checkpoints} compared bit for bit"
     )

@@ -99,8 +99,9 @@ class Comparison:
             other = self.second.checkpoints[step]
             if _same_files(one, other):
                 continue
-            if found := first_different_tensor(one, other):
-                return FirstDifference(step, *found)
+            difference = first_different_tensor(one, other)
+            if difference is not None:
+                return FirstDifference(step, *difference)
         return None
 
     @property
@@ -165,7 +166,7 @@ def first_different_tensor(one: Path, other: Path) -> tuple[str, str] | None:
     """
     stored = stored_tensors(one)
     in_other = stored_tensors(other)
-    for key in sorted(stored.keys() | in_other.keys(), key=_place):
+    for key in sorted(stored.keys() | in_other.keys(), key=_model_order):
         if key not in stored or key not in in_other:
             return key, f"{(other if key in stored else one)} has none"
         sizes = tuple(stored[key].size), tuple(in_other[key].size)
@@ -180,14 +181,16 @@ def first_different_tensor(one: Path, other: Path) -> tuple[str, str] | None:
 def most_different_weights(one: Path, other: Path) -> tuple[str, float]:
     """The parameter of which the difference between two checkpoints is the largest share of its 2-norm, and that."""
     stored = stored_tensors(one)
-    found = "", -1.0
-    for key in sorted((key for key in stored if key.startswith(_WEIGHTS)), key=_place):
+    most_different = ""
+    largest = -1.0
+    for key in sorted((key for key in stored if key.startswith(_WEIGHTS)), key=_model_order):
         values = _read(one, key, stored[key]).double()
         apart = float((_read(other, key, stored[key]).double() - values).norm())
         share = apart / max(float(values.norm()), 1e-300)
-        if share > found[1]:
-            found = key.removeprefix(_WEIGHTS), share
-    return found
+        if share > largest:
+            most_different = key.removeprefix(_WEIGHTS)
+            largest = share
+    return most_different, largest
 
 
 def describe_difference(one: Tensor, other: Tensor) -> str:
@@ -195,9 +198,9 @@ def describe_difference(one: Tensor, other: Tensor) -> str:
     apart = (one.double() - other.double()).abs()
     count = int((_bits(one) != _bits(other)).any(1).sum())
     worst = int(apart.flatten().nan_to_num(torch.inf).argmax())
-    place = [int(index) for index in torch.unravel_index(torch.tensor(worst), one.shape)] if one.ndim else []
+    indices = [int(index) for index in torch.unravel_index(torch.tensor(worst), one.shape)] if one.ndim else []
     values = f"{float(one.flatten()[worst])!r} and {float(other.flatten()[worst])!r}"
-    return f"{count:,} of {count_of(one.numel(), 'element')} differ, most at {place}: {values}"
+    return f"{count:,} of {count_of(one.numel(), 'element')} differ, most at {indices}: {values}"
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -226,7 +229,7 @@ _KINDS = (_WEIGHTS, "optim.")
 _ENDS = ("embed", "blocks", "norm", "head")
 
 
-def _place(key: str) -> tuple[Any, ...]:
+def _model_order(key: str) -> tuple[Any, ...]:
     """Return where a tensor comes in the order of the model: weights, then states of the optimizer, then others."""
     kind = next((number for number, prefix in enumerate(_KINDS) if key.startswith(prefix)), len(_KINDS))
     name = key.removeprefix(_KINDS[kind]) if kind < len(_KINDS) else key

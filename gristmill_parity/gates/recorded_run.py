@@ -65,11 +65,11 @@ class RecordedRun:
 
     def setting(self, step: int) -> Mapping[str, Any]:
         """Return how many processes took a step, on which device and in which layout; empty if that is not recorded."""
-        found: Mapping[str, Any] = {}
+        latest: Mapping[str, Any] = {}
         for done, setting in self.starts:
             if done < step:
-                found = setting
-        return found
+                latest = setting
+        return latest
 
     def describe(self) -> str:
         """A line: the steps that are recorded, the layouts that they were taken in, and where the run resumed."""
@@ -126,9 +126,9 @@ def _checkpoints(folder: Path) -> dict[int, Path]:
     """Return the finished checkpoints of a run, by their steps: until the one that `latest` names."""
     latest = folder / LATEST
     last = latest.read_text(errors="replace").strip() if latest.is_file() else ""
-    found = {}
+    checkpoints = {}
     for path in sorted(folder.glob("step-*")):
         named = _CHECKPOINT.fullmatch(path.name)
         if named and path.name <= last:
-            found[int(named[1])] = path
-    return found
+            checkpoints[int(named[1])] = path
+    return checkpoints

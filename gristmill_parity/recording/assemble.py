@@ -120,10 +120,10 @@ def views_of(copies: Sequence[Copy]) -> Iterator[tuple[tuple[tuple[str, int], ..
 
 def whole(copies: Sequence[Copy], shape: tuple[int, ...], fill: Array | None = None) -> Array:
     """Return the tensor that copies of its boxes make; what is in none of them is that of `fill`."""
-    found = np.zeros(shape) if fill is None else fill.copy()
+    assembled = np.zeros(shape) if fill is None else fill.copy()
     for copy in copies:
-        put(found, copy.index, copy.values())
-    return found
+        put(assembled, copy.index, copy.values())
+    return assembled
 
 
 def put(target: Array, index: Sequence[Array], values: Array) -> None:
