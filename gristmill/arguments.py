@@ -171,28 +171,36 @@ def _words(kind: Any) -> tuple[str, str]:
     return f"a {name}", f"{name}s"
 
 
-def check_words(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
+def check_words(arguments: Sequence[str], kinds: Mapping[str, Any], positional: Sequence[Any] = ()) -> None:
     """Raise UsageError for an empty argument that is not text, and for an option of many values that is given twice.
 
-    `kinds` has the types of the options, by `--option`. Of an option given twice only the last values would count;
-    Path("") would be this folder.
+    `kinds` has the types of the options, by `--option`, and `positional` those of the arguments without one, in order:
+    of many texts some may be empty. Of an option given twice only the last values would count; Path("") would be this
+    folder.
 
     >>> check_words(["--out", ""], {})
     Traceback (most recent call last):
     gristmill.errors.UsageError: --out is empty: is a variable of your shell not set?
     """
-    before = ""
+    option = ""  # to which the next argument belongs, if it is none itself
+    count = 0  # of arguments without an option
     given = set[str]()
     for number, argument in enumerate(arguments, 1):
         name = option_name(argument)
-        kind = kinds.get(name or before)
+        option = name or option
+        kind = kinds.get(option)
+        if not option:
+            kind = positional[min(count, len(positional) - 1)] if positional else None
+            count += 1
         is_empty = not argument or (name and argument.find("=") == len(argument) - 1)
-        if is_empty and str not in (kind, *get_args(kind)):
-            raise UsageError(f"{name or before or f'argument {number}'} is empty: is a variable of your shell not set?")
+        is_text = str in get_args(kind) or (bool(option) and kind is str)
+        if is_empty and not is_text:
+            raise UsageError(f"{option or f'argument {number}'} is empty: is a variable of your shell not set?")
         if name and name in given and _has_many(kind):
             raise UsageError(f"{name} is given twice: give all its values after one, such as {name} A B")
         given.add(name)
-        before = name
+        has_values = "=" not in argument if name else _has_many(kind)
+        option = option if has_values else ""
 
 
 def _has_many(kind: Any) -> bool:

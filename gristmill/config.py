@@ -42,7 +42,7 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     >>> load_config(Oven, ["--degrees", "220"])
     Oven(degrees=220)
     """
-    check_words(argv, option_types(cls))
+    check_words(argv, option_types(cls), _positional_types(cls))
     files, arguments = take_options(list(argv), "--config")
     default = _from_tables(cls, [(file, _read_toml(Path(file))) for file in files], "")
     default, arguments = _set_tables(cls, default, _check_options(cls, arguments))
@@ -190,6 +190,13 @@ def _field_types(cls: type) -> dict[str, Any]:
     """Return the types of the fields of a dataclass, by key."""
     types = typing.get_type_hints(cls)
     return {_key(field): types[field.name] for field in dataclasses.fields(cls)}
+
+
+def _positional_types(cls: type) -> list[Any]:
+    """Return the types of the fields that are arguments without an option, in order."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    is_positional = {name: tyro.conf.Positional in getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return [kind for name, kind in typing.get_type_hints(cls).items() if is_positional[name]]
 
 
 def _key(field: "dataclasses.Field[Any]") -> str:

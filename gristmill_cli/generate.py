@@ -205,6 +205,7 @@ def _asked_lines(what: str) -> Iterator[bytes]:
 def _lines(name: str, lines: Iterable[bytes]) -> Iterator[str]:
     """Yield the lines that are not blank. Raises UsageError where there are none."""
     is_empty = True
+    number = 0
     for number, line in enumerate(lines, 1):
         try:
             text = line.decode().rstrip("\r\n")
@@ -213,7 +214,12 @@ def _lines(name: str, lines: Iterable[bytes]) -> Iterator[str]:
         if text.strip():
             is_empty = False
             yield text
-    require(not is_empty, f"{name} is empty; expected prompts, one per line, or give them on the command line")
+    what = "has blank lines alone" if number else "is empty"
+    require(
+        not is_empty,
+        f'{name} {what}; expected prompts, one per line, or give them on the command line, where "" lets the model '
+        "begin",
+    )
 
 
 def _prompts_of_file(path: Path) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 from tyro.conf import Positional
 
-from gristmill.arguments import parse
+from gristmill.arguments import check_words, parse
 from gristmill.command import command
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
@@ -102,6 +102,18 @@ def test_an_empty_path_is_not_the_current_folder(capsys: pytest.CaptureFixture[s
         command(mill, arguments=words)
     said = capsys.readouterr().err
     assert said.startswith(f"error: {named}") and "is empty: is a variable of your shell not set?" in said
+
+
+def test_an_empty_text_among_many_is_one() -> None:
+    kinds = {"--stop": tuple[str, ...], "--out": Path, "--files": tuple[Path, ...]}
+    positional = (Path, tuple[str, ...])
+    for given in (["a", ""], ["a", "b", ""], ["--out", "o", "a", ""], ["a", "--out=o", ""], ["a", "--stop", "b", ""]):
+        check_words(given, kinds, positional)
+    for given, named in ((["", "b"], "argument 1"), (["a", "--out", ""], "--out"), (["--files", "f", ""], "--files")):
+        with pytest.raises(UsageError, match=f"^{named} is empty"):
+            check_words(given, kinds, positional)
+    with pytest.raises(UsageError, match=r"^argument 2 is empty"):
+        check_words(["a", ""], kinds, (Path, str))
 
 
 def save(out: Path, options: RunOptions = RunOptions(), files: tuple[Path, ...] = ()) -> None:

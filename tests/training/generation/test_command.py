@@ -60,6 +60,17 @@ def test_prompts_come_from_anywhere(
     assert texts(capsys, model, "--tokens", "5") == given
 
 
+def test_an_empty_prompt_lets_the_model_begin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    first, second = texts(capsys, model, "", PROMPTS[0], "--tokens", "3")
+    assert (first["prompt"], second["prompt"]) == ("", PROMPTS[0]) and len(first["tokens"]) == 3  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "stdin", Pipe(b"\n"))
+    said = refused(capsys, model)
+    assert said.startswith("error: standard input has blank lines alone; expected prompts, one per line")
+    assert 'on the command line, where "" lets the model begin' in said
+
+
 def test_a_text_depends_on_its_seed_and_number_alone(capsys: pytest.CaptureFixture[str], model: str) -> None:
     given = texts(capsys, model, *PROMPTS)
     assert texts(capsys, model, *PROMPTS, "--batch_size", "1") == given
@@ -116,7 +127,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     assert "'grain grain grain grain grain grain grai…'" in said
     assert "and the model's context is 64; expected 63" in said
     (tmp_path / "empty.txt").write_text("\n \n")
-    assert f"{tmp_path}/empty.txt is empty; expected prompts" in refused(
+    assert f"{tmp_path}/empty.txt has blank lines alone; expected prompts" in refused(
         capsys, model, "--prompts", str(tmp_path / "empty.txt")
     )
     monkeypatch.setattr(sys, "stdin", Pipe(b""))
