@@ -223,7 +223,8 @@ class Trainer:
         """Train on batch `step` (from 1); all ranks skip the update if loss or gradients are bad.
 
         True if any rank has a `stop_signal`; a signal that comes between micro-batches leaves the step `unfinished`.
-        Raises UsageError if `stability` ends the run, InputError for bad shards.
+        Raises UsageError if `stability` ends the run, InputError for bad shards, OutputError where the last checkpoint
+        could not be written.
         """
         try:
             return self._step(step, stop_signal)
@@ -238,8 +239,11 @@ class Trainer:
             with self.plugins.phase("data"):
                 batch = self.loader.batch(step - 1)
                 targets = self.batches.target_counts(step - 1)
-            lr, sums = self.train_step.take(step, batch, targets, stop_signal, started)
+            stops = stop_signal or self.checkpoints.has_failed
+            lr, sums = self.train_step.take(step, batch, targets, stops, started)
             self._step_seconds = sums.seconds
+            if sums.stop:
+                self.checkpoints.wait()  # raises on all ranks what one of them has noticed
             self.steps_done = self.plugins.after_step(step)
         scale = self.stability.scale if self.stability.scales_loss else None
         skipped = self.stability.fault

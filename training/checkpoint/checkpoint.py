@@ -80,8 +80,8 @@ class CheckpointManager:
     def save_async(self, record: CheckpointRecord, state: State) -> Path:
         """Save in a background thread; returns once this rank's share of `state` is copied to CPU memory.
 
-        Returns the path that the checkpoint will have. The next `wait`, `save` or `save_async` raises
-        OutputError where it could not be written.
+        Returns the path that the checkpoint will have. Where it could not be written, it `has_failed`, and the next
+        `wait`, `save` or `save_async` raises OutputError.
         """
         self.wait()
         self._saving = self._thread.submit(self._write, record, self._stage(self._shards_to_write(state)))
@@ -93,6 +93,12 @@ class CheckpointManager:
         self._saving = None
         if saving is not None:
             saving.result()
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether a background save is known to have failed on this rank; soon it has on all, see `wait`."""
+        saving = self._saving
+        return saving is not None and saving.done() and saving.exception() is not None
 
     def latest(self) -> tuple[Path, CheckpointRecord] | None:
         """Find the latest intact checkpoint: its path and record; None without one.

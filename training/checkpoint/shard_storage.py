@@ -18,7 +18,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError
 from training.checkpoint.shard_plans import ShardLoadPlanner, ShardSavePlanner, State
@@ -134,6 +136,13 @@ class _Writer(dcp.FileSystemWriter):
     def storage_meta(self) -> StorageMeta:
         return StorageMeta()
 
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's shards. Raises OutputError, whose words reach every rank, where they cannot be written."""
+        try:
+            return super().write_data(plan, planner)
+        except (OSError, RuntimeError) as error:
+            raise _write_error(Path(self.path), error) from error
+
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the index, then empty it: torch would send it to every rank, where nobody reads it."""
         super().finish(metadata, results)
@@ -176,12 +185,25 @@ def _as_one_error(folder: Path, verb: str) -> Iterator[None]:
             raise reason from error
         if verb == "read":
             raise InputError(f"cannot read the checkpoint {folder} ({str(reason).strip()})") from error
-        # torch's writer hides the reason: it reports a full disk as an unexpected file position
-        free = shutil.disk_usage(next(path for path in folder.parents if path.is_dir())).free >> 20
-        raise OutputError(
-            f"cannot write the checkpoint {folder} ({str(reason).strip()}; {free:,} MiB "
-            "are free there): make room, or choose another folder, and run the same command again"
-        ) from error
+        raise _write_error(folder, reason) from error
+
+
+def _write_error(folder: Path, error: BaseException) -> OutputError:
+    """Return the error for a checkpoint that could not be written, in words of the system where there are any."""
+    reason = str(error).strip()
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__context__
+    if cause is not None:
+        reason = cause.strerror or reason
+    elif "inline_container" in reason:
+        # how torch's writer says that it is not where it should be in the file
+        reason = "not all of it could be written"
+    free = shutil.disk_usage(next(path for path in folder.parents if path.is_dir())).free >> 20
+    return OutputError(
+        f"cannot write the checkpoint {folder} ({reason}; {free:,} MiB are free there): make room, or choose another "
+        "folder, and run the same command again"
+    )
 
 
 def weight_keys(checkpoint: Path, ema: bool) -> Callable[[str], str]:

@@ -1,5 +1,6 @@
 import shutil
 import threading
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import InputError, OutputError, UsageError
 from tests.training.small_state import (
     SHAPES,
     Ranks,
@@ -23,6 +24,7 @@ from tests.training.small_state import (
     value,
     weights_and_moments,
 )
+from training.checkpoint import checkpoint
 from training.checkpoint.checkpoint import CheckpointManager, load_model
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
@@ -30,12 +32,14 @@ from training.checkpoint.shard_storage import model_state
 from training.config import TrainConfig
 from training.distributed.process_group import init_distributed
 from training.experimental.parallel_config import ParallelConfig
+from training.loop import train_as_planned
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
 from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
+from training.run_plan import RunPlan
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 from training.train import train
@@ -218,6 +222,29 @@ def all_reduce_during_a_save(folder: Path) -> tuple[float, bool]:
 
 def test_collectives_of_training_run_during_an_async_save(tmp_path: Path, run_ranks: Ranks) -> None:
     assert run_ranks(2, all_reduce_during_a_save, tmp_path) == [(0.0, True)] * 2
+
+
+def test_a_checkpoint_that_could_not_be_written_ends_the_run_at_the_next_step(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_state: object, folder: Path, _group: object) -> None:
+        raise OutputError(f"cannot write the checkpoint {folder}")
+
+    save_async = CheckpointManager.save_async
+
+    def save_and_wait(manager: CheckpointManager, *arguments: Any) -> Path:
+        path = save_async(manager, *arguments)
+        assert manager._saving is not None
+        wait([manager._saving])  # so that the failure is known at the next step, however busy this machine is
+        return path
+
+    monkeypatch.setattr(checkpoint, "write_shards", refuse)
+    monkeypatch.setattr(CheckpointManager, "save_async", save_and_wait)
+    begun = list[int]()
+    slow = replace(config, checkpoint=CheckpointConfig(every=2), eval=replace(config.eval, every=0))
+    with pytest.raises(OutputError, match=r"cannot write the checkpoint .*step-00000002"):
+        train_as_planned(RunPlan.of(slow), lambda: begun.append(1))
+    assert len(begun) == 3
 
 
 def test_checkpoints_of_every_so_many_steps_are_kept_besides_the_last(config: TrainConfig) -> None:

@@ -190,6 +190,7 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all_and_keeps_the_previous_check
 ) -> None:
     for first, then in run_ranks(2, run_out_of_room, tmp_path, asynchronous):
         assert "cannot write the checkpoint" in first and "MiB are free there" in first and "\n" not in first
+        assert "(File too large; " in first
         assert then == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001", "step-00000003"]
 
