@@ -152,6 +152,7 @@ class RunPlan:
             *config.memory.warnings(device),
             *config.profile.notes(steps_done),
             *self._notes_of_lengths(),
+            *self._notes_of_holdouts(),
             *_idle_options(config, self.model, self.layout),
         ]
 
@@ -167,6 +168,23 @@ class RunPlan:
             )
         if (self.model.window or 0) >= length:
             lines.append(f"model.window {self.model.window} has no effect with data.seq_len {length}")
+        return lines
+
+    def _notes_of_holdouts(self) -> list[str]:
+        """Lines for holdouts that are trained on: a shard is known by its checksum, wherever its folder lies."""
+        trained = {shard.sha256: str(part.folder) for part in self.train.parts for shard in part.manifest.shards}
+        lines = []
+        for name, holdout in self.named_holdouts.items():
+            shards = [shard for shard in holdout.manifest.shards if shard.tokens]
+            shared = [shard for shard in shards if shard.sha256 in trained]
+            if shared:
+                option = f"data.holdouts.{name}" if name else "data.holdout"
+                amount = "" if len(shared) == len(shards) else f"{len(shared)} of "
+                lines.append(
+                    f"{option}: {amount}its {count_of(len(shards), 'shard')} {'is' if len(shared) == 1 else 'are'} in "
+                    f"data.train {trained[shared[0].sha256]}, too: its loss is of text that the model is trained on, "
+                    "not of new text"
+                )
         return lines
 
     def header(self, parameters: int, active: int, processes: int, device: str) -> str:

@@ -211,6 +211,16 @@ def test_options_without_effect_are_named(config: TrainConfig) -> None:
     assert not any("optim" in line or "stability" in line for line in RunPlan.of(used).notes("cpu", 0))
 
 
+def test_a_holdout_that_is_trained_on_is_said(config: TrainConfig, tmp_path: Path) -> None:
+    held, trained = config.data.holdout, config.data.train_folders[0]
+    (copied := tmp_path / "elsewhere").symlink_to(trained)
+    both = replace(config, data=replace(config.data, holdout=copied, holdouts={"new": held, "old": trained}))
+    shards = len(Manifest.load(trained).shards)
+    first, second = RunPlan.of(both).notes("cpu", 0)
+    assert first.startswith("data.holdout: its ") and second.startswith("data.holdouts.old: its ")
+    assert f"{shards} shard" in first and f"in data.train {trained}, too: its loss is of text" in first
+
+
 def test_a_warm_up_of_most_of_a_run_is_said_and_a_sample_has_a_label(config: TrainConfig, capsys) -> None:
     train(replace(config, optim=replace(config.optim, steps=4, warmup_steps=3)))
     said = capsys.readouterr().out
