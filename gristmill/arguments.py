@@ -287,11 +287,47 @@ def suggestion(given: str, known: Sequence[str]) -> str:
     section = [name for name in known if name.startswith(f"{given}.")]
     if section:
         return f"; there are {', '.join(section)}"
-    # For a key without its section (`--steps`), suggest the same key in a section (`--optim.steps`).
-    key = given.lstrip("-").rpartition(".")[2]
-    sectioned = [name for name in known if name.rpartition(".")[2] == key]
-    matches = sectioned or difflib.get_close_matches(given, known, n=1, cutoff=0.4)
-    return f"; did you mean {matches[0]}?" if matches else f"; there are {', '.join(known)}"
+    parent = given.rpartition(".")[0]
+    beside = [name for name in known if name.rpartition(".")[0] == parent]
+    nearest = _same_key(given, known) or _nearest_key(given, beside, 0.5) or _nearest_key(given, known, 0.6)
+    return f"; did you mean {nearest}?" if nearest else f"; there are {', '.join(beside or known)}"
+
+
+# what options are called elsewhere, without underscores
+_OTHER_NAMES = {
+    "batch": "batch_size", "globalbatchsize": "batch_size", "blocksize": "seq_len", "clip": "max_grad_norm",
+    "clipgradnorm": "max_grad_norm", "contextlength": "seq_len", "dmodel": "width", "dtype": "precision",
+    "gradclip": "max_grad_norm", "hiddensize": "width", "iterations": "steps", "learningrate": "lr",
+    "maxseqlen": "seq_len", "maxsteps": "steps", "nembd": "width", "nhead": "heads", "nlayer": "layers",
+    "numheads": "heads", "numlayers": "layers", "outputdir": "out_dir", "sequencelength": "seq_len",
+    "trainiters": "steps", "warmup": "warmup_steps",
+}  # fmt: skip
+
+
+def _same_key(given: str, known: Sequence[str]) -> str:
+    """Return the known name with the key of `given`, in any section, or with what that key is called here; or ''."""
+    key = _squeezed_key(given)
+    for wanted in (key, _OTHER_NAMES.get(key, "").replace("_", "")):
+        same = [name for name in known if _squeezed_key(name) == wanted]
+        if same:
+            return difflib.get_close_matches(given, same, n=1, cutoff=0.0)[0]
+    return ""
+
+
+def _nearest_key(given: str, known: Sequence[str], cutoff: float) -> str:
+    """Return the known name whose key is most like that of `given`: a section in common makes names no more alike."""
+    by_key = {_squeezed_key(name): name for name in reversed(known)}
+    nearest = difflib.get_close_matches(_squeezed_key(given), by_key, n=1, cutoff=cutoff)
+    return by_key[nearest[0]] if nearest else ""
+
+
+def _squeezed_key(name: str) -> str:
+    """Return a name without its section, as it is compared.
+
+    >>> _squeezed_key("--optim.learning_rate")
+    'learningrate'
+    """
+    return name.rpartition(".")[2].lower().replace("_", "").replace("-", "")
 
 
 def one_of(given: str, names: Collection[str]) -> str:
