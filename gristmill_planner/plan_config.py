@@ -92,8 +92,20 @@ def as_toml(choice: PlannedLayout, request: PlanRequest, config: str, options: T
         "memory": memory,
     }  # fmt: skip
     files = "--config THIS_FILE" if options is None else f"--config {config} --config THIS_FILE"
-    first = f"# The first choice: gristmill train {files}", f'precision = "{request.precision}"'
-    return "\n".join([*first, *toml_lines(sections)])
+    first = [f"# The first choice: {_launcher(request.cluster)} {files}"]
+    if options is not None and options.precision != request.precision:
+        first.append(f"# {config} trains in {options.precision}, and this layout was chosen for {request.precision}:")
+    return "\n".join([*first, f'precision = "{request.precision}"', *toml_lines(sections)])
+
+
+def _launcher(cluster: Cluster) -> str:
+    """Return the command that trains on all devices of a cluster, on each of its nodes, without its options."""
+    if cluster.devices == 1:
+        return "gristmill train"
+    nodes = -(-cluster.devices // cluster.per_node)
+    where = "--standalone" if nodes == 1 else f"--nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=HEAD:29400"
+    each = cluster.devices // nodes
+    return f"gristmill torchrun {where} --nproc_per_node={each} -m gristmill_cli.train"
 
 
 def configured_run(config: str, options: TrainConfig, request: PlanRequest) -> PlannedRun:

@@ -377,12 +377,27 @@ def test_a_preset_is_planned_and_its_toml_is_a_configuration(
 
 def test_the_toml_of_a_file_has_its_model(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(plan(str(config), gpus=16, top=1))
-    assert f"gristmill train --config {config} --config THIS_FILE" in text
+    start = "-m gristmill_cli.train --config"
+    nodes = "--nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=HEAD:29400"
+    assert f"gristmill torchrun {nodes} --nproc_per_node=8 {start} {config} --config THIS_FILE" in text
+    assert "trains in" not in text
     pasted = tmp_path / "pasted.toml"
     pasted.write_text(text[text.index("# The first choice") :])
     paths = ["--data.train", "a", "--data.holdout", "b", "--out_dir", "c"]
     before, after = (load_config(TrainConfig, ["--config", str(path), *paths]) for path in (config, pasted))
     assert after.model == before.model and after.model.width == 768
+
+
+def test_the_toml_says_how_it_is_started_and_which_precision_it_changes(config: Path) -> None:
+    config.write_text(CONFIG.replace("bf16", "fp32"))
+    lines = printed(plan(str(config), gpus=4, top=1)).splitlines()
+    first = lines.index(next(line for line in lines if line.startswith("# The first choice: ")))
+    start = "# The first choice: gristmill torchrun --standalone --nproc_per_node=4 -m gristmill_cli.train --config "
+    assert lines[first].startswith(start)
+    assert lines[first + 1 : first + 3] == [
+        f"# {config} trains in fp32, and this layout was chosen for bf16:", 'precision = "bf16"'
+    ]  # fmt: skip
+    assert "# The first choice: gristmill train --config" in printed(plan(str(config), gpus=1, top=1))
 
 
 def test_the_toml_is_laid_over_the_file_that_was_planned(config: Path, tmp_path: Path) -> None:
