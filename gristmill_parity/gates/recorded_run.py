@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.errors import InputError, UsageError, require
 from gristmill.wording import count_of
 from training.checkpoint.run_file import CHECKPOINTS, INTERVENTIONS, LATEST, RUN, STARTS
-from training.checkpoint.run_folder import COUNTED_FROM, read_run
+from training.checkpoint.run_folder import BEGAN, COUNTED_FROM, read_run
 from training.reporting.metrics_file import METRICS, read_metrics_and_damage
 
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
@@ -85,7 +85,9 @@ def describe_setting(setting: Mapping[str, Any]) -> str:
     """Return the processes and the layout of a start, in words."""
     layout = setting.get("layout") or {}
     kinds = {name: layout.get(name, 1) for name in ("dp", "tp", "pp", "cp", "ep")}
-    words = [f"{name} {size}" for name, size in kinds.items() if size > 1]
+    within = {"tp": " with sequence parallelism" * bool(layout.get("sequence_parallel"))}
+    within["cp"] = f" ({layout.get('context')})"
+    words = [f"{name} {size}{within.get(name, '')}" for name, size in kinds.items() if size > 1]
     words += [f"zero {layout['zero']}"] * bool(layout.get("zero") and kinds["dp"] > 1)
     words += [f"micro-batches {layout['micro_batches']}"] * (layout.get("micro_batches", 1) > 1)
     processes = count_of(setting.get("processes") or 1, "process", "processes")
@@ -101,10 +103,14 @@ def require_same_training(first: RecordedRun, second: RecordedRun) -> None:
     different = list(_different_options(first.options, second.options))
     if different:
         name, one, other = different[0]
-        more = f", and {count_of(len(different) - 1, 'more option')} differ" if len(different) > 1 else ""
+        what = f"{name} is {one} in the first and {other} in the second"
+        if name == BEGAN:
+            what = f"the first began from {_describe_start(one)} and the second from {_describe_start(other)}"
+        others = len(different) - 1
+        more = f", and {count_of(others, 'more option')} {'differs' if others == 1 else 'differ'}" if others else ""
         raise UsageError(
-            f"{first.folder} and {second.folder} are not runs of one training: {name} is {one} in the first and "
-            f"{other} in the second{more}; expected the same data, model, optimizer, seed and precision"
+            f"{first.folder} and {second.folder} are not runs of one training: {what}{more}; expected the same start, "
+            "data, model, optimizer, seed and precision"
         )
     common = first.steps.keys() & second.steps.keys()
     require(
@@ -112,6 +118,11 @@ def require_same_training(first: RecordedRun, second: RecordedRun) -> None:
         f"{first.folder} has recorded steps {min(first.steps)} to {max(first.steps)}, and {second.folder} "
         f"{min(second.steps)} to {max(second.steps)}; expected steps in common",
     )
+
+
+def _describe_start(began: Mapping[str, str] | None) -> str:
+    """Return what a run began from, as run.json has it, in words."""
+    return " ".join(f"--{option} {path}" for option, path in (began or {}).items()) or "new weights"
 
 
 def _different_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -20,7 +20,8 @@ from training.optim.optim_config import OptimConfig, decay_start, learning_rate
 from training.own_code import is_own
 
 COUNTED_FROM = "counted_from"  # in run.json: the step after which tokens seen are counted, of a branch with other data
-_BEGAN = "began_from"  # in run.json: the option that named the run's first weights, and its path; or nothing
+_OTHER_FOLDER = "try another --out_dir"
+BEGAN = "began_from"  # in run.json: the option that named the run's first weights, and its path; or nothing
 # old names of options to new, for folders that an earlier release began
 _RENAMED = {"model.hidden": "model.ffn_width", "optim.clip": "optim.max_grad_norm"}
 # what releases before an option did, whose folders do not name it
@@ -84,8 +85,8 @@ class RunFolder:
         def write() -> None:
             resumes = _has_checkpoints(self.out_dir)
             began = _began_from(self.out_dir) if resumes else dict(self.began_from)
-            written = run if began is None else {**run, _BEGAN: began}
-            stored = (read_run(self.out_dir / RUN) or {}) if resumes else {}
+            written = run if began is None else {**run, BEGAN: began}
+            stored = (read_run(self.out_dir / RUN, _OTHER_FOLDER) or {}) if resumes else {}
             changes = stored.get(INTERVENTIONS, []) if resumes else interventions
             if changes:
                 written = {**written, INTERVENTIONS: changes}
@@ -134,7 +135,7 @@ def _has_checkpoints(out_dir: Path) -> bool:
 
 def _began_from(out_dir: Path) -> dict[str, str] | None:
     """Return what the run in `out_dir` began from; None if an earlier release, which did not record that, began it."""
-    began: dict[str, str] | None = (read_run(out_dir / RUN) or {}).get(_BEGAN)
+    began: dict[str, str] | None = (read_run(out_dir / RUN, _OTHER_FOLDER) or {}).get(BEGAN)
     return began
 
 
@@ -182,7 +183,7 @@ def _require_same_run(folder: RunFolder) -> None:
     out_dir = folder.out_dir
     identity = folder.identity
     optim = folder.optim
-    if (stored := read_run(out_dir / RUN)) is None:
+    if (stored := read_run(out_dir / RUN, _OTHER_FOLDER)) is None:
         require(
             not _has_checkpoints(out_dir),
             f"{out_dir} holds checkpoints and no {RUN}, which says with which options they were trained; restore that "
@@ -234,16 +235,16 @@ def _require_same_packing(out_dir: Path, stored: Mapping[str, Any], given: Mappi
     )
 
 
-def read_run(path: Path) -> dict[str, Any] | None:
+def read_run(path: Path, advice: str = "expected that of a training run") -> dict[str, Any] | None:
     """Read run.json, under the names of today; None without one.
 
-    Raises InputError where it is damaged, UsageError where it is that of `gristmill run`.
+    Raises InputError where it is damaged, UsageError, with `advice`, where it is that of `gristmill run`.
     """
     if not path.is_file():
         return None
     try:
         stored = _BEFORE | {_RENAMED.get(key, key): value for key, value in json.loads(path.read_bytes()).items()}
-        require("corpus" not in stored, f"{path} belongs to a run of the data pipeline; try another --out_dir")
+        require("corpus" not in stored, f"{path} belongs to a run of the data pipeline; {advice}")
         if stored.get(_PACKING) == "best-fit":
             stored.setdefault(_PACKING_VERSION, 1)  # which did not name it
         stored["steps"] = int(stored["steps"])
@@ -272,7 +273,7 @@ def sizes_of_earlier_release(stored: Mapping[str, Any], size: int) -> list[tuple
 
 
 def _describe_changed_decay(folder: RunFolder, step: int) -> str:
-    stored = read_run(folder.out_dir / RUN)
+    stored = read_run(folder.out_dir / RUN, _OTHER_FOLDER)
     optim = folder.optim
     if stored is None or not _has_checkpoints(folder.out_dir):
         return ""

@@ -13,6 +13,7 @@ import pytest
 import training.train_step
 from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill_parity.gates.check import check
+from gristmill_parity.gates.recorded_run import describe_setting
 from tests.gristmill_cli.documentation import commands, shell
 from tests.training.conftest import small_run, train_with_options
 from training.trainer import Trainer
@@ -132,7 +133,9 @@ def test_branches_of_one_checkpoint_agree(
     assert "every number of steps 3 to 6 must be equal bit for bit" in shown and "2 checkpoints compared" in shown
     check(tmp_path / "first", tmp_path / "alone")
     assert "4 steps agree" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="not runs of one training: began_from is "):
+    with pytest.raises(
+        UsageError, match="training: the first began from new weights and the second from --branch_from "
+    ):
         check(runs / "one", tmp_path / "alone")
 
 
@@ -157,7 +160,9 @@ def test_what_cannot_be_compared_is_told_in_a_sentence(
     run_ranks(
         1, train_with_options, tmp_path / "seed", [*small_run(corpus), *TRAINING, "--seed", "2", "--optim.lr", "1"]
     )
-    with pytest.raises(UsageError, match=r"not runs of one training: seed is 1 .* and 2 .*, and 1 more option differ"):
+    with pytest.raises(
+        UsageError, match=r"not runs of one training: seed is 1 .* and 2 .*, and 1 more option differs;"
+    ):
         check(one, tmp_path / "seed")
     shutil.copytree(one, tmp_path / "empty")
     (tmp_path / "empty" / "metrics.jsonl").write_text("")
@@ -169,6 +174,18 @@ def test_what_cannot_be_compared_is_told_in_a_sentence(
         check(one, tmp_path / "damaged")
     with pytest.raises(UsageError, match="--steps is -1"):
         check(one, runs / "again", steps=-1)
+
+
+def test_the_folder_of_a_run_of_data_is_none_of_training(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"corpus": "c"}')
+    with pytest.raises(UsageError, match=r"belongs to a run of the data pipeline; expected that of a training run$"):
+        check(tmp_path, tmp_path / "other")
+
+
+def test_a_setting_names_what_divides_sequences() -> None:
+    layout = {"dp": 1, "zero": 0, "tp": 2, "sequence_parallel": True, "cp": 2, "context": "ulysses"}
+    words = describe_setting({"processes": 4, "device": "cpu", "layout": layout})
+    assert words == "4 processes (cpu, tp 2 with sequence parallelism, cp 2 (ulysses))"
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Path:
