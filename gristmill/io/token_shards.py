@@ -138,7 +138,11 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         if not is_file(path):
             folders_within = [folder / name for name in sorted(list_names(folder))]
             with_shards = [str(inner) for inner in folders_within if is_file(inner / MANIFEST)]
-            hint = f"try {' or '.join(with_shards)}" if with_shards else "make it with gristmill tokenize"
+            hint = (
+                f"try {' or '.join(with_shards)}"
+                if with_shards
+                else "make them with gristmill run, or gristmill tokenize"
+            )
             raise UsageError(f"no token shards in {folder}: expected {path}; {hint}")
         try:
             with read_errors(path):

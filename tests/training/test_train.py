@@ -220,7 +220,7 @@ def test_a_diverged_model_replaces_no_checkpoint_and_its_files_are_json(config: 
         (["--parallel.tensor", "2d", "--memory.recompute", "selective"], "try --memory.recompute full, or"),
         (["--data.seq_len", "100000"], "try a lower --data.seq_len"),
         (["--model.vocab_size", "20"], "below the tokenizer's 300"),
-        (["--data.holdout", "nowhere"], "make it with gristmill tokenize"),
+        (["--data.holdout", "nowhere"], "make them with gristmill run, or gristmill tokenize"),
     ],
 )
 def test_a_user_s_mistake_is_one_line_and_exit_code_2(

@@ -88,6 +88,8 @@ def read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
         record = msgspec.convert(fields, CheckpointRecord)
         if record.checksum not in ("", checksum_of(fields)):
             return None, f"{RECORD} is damaged: its fields do not match its checksum"
+    except FileNotFoundError:
+        return None, f"{RECORD} is missing"
     except (OSError, ValueError, TypeError, LookupError, RecursionError, msgspec.MsgspecError) as error:
         return None, f"{RECORD} is damaged: {error}"
     if "hidden" in record.model:  # as the first checkpoints name it

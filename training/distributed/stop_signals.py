@@ -41,7 +41,9 @@ class StopSignals:
             if self.is_starting:
                 self._say("stopping before the first step")
                 raise SystemExit(128 + number)
-            self._say("stopping after this step, with a checkpoint; another signal ends the run without one")
+            self._say(
+                "stopping with a checkpoint, after this step or within it; another signal ends the run without one"
+            )
         elif time.monotonic() - self._since > _SAME_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

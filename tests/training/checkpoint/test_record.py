@@ -1,11 +1,12 @@
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gristmill.errors import UsageError
 from gristmill.io.token_shards import TokenizerRecord
-from training.checkpoint.record import CheckpointRecord, require_same_model
+from training.checkpoint.record import CheckpointRecord, read_record, require_same_model
 from training.model.model_config import ModelConfig
 
 MODEL = ModelConfig(layers=1, width=8, heads=2).resolve(30, 8)
@@ -54,3 +55,7 @@ def test_learned_positions_fix_the_context_length() -> None:
     learned = ModelConfig(preset="gpt2", layers=1, width=8, heads=2).resolve(30, 8)
     with pytest.raises(UsageError, match=r"model\.context 8 there and 9 here"):
         require_same_model(record(learned), replace(learned, context=9), TOKENIZER)
+
+
+def test_a_record_that_is_not_there_is_missing(tmp_path: Path) -> None:
+    assert read_record(tmp_path) == (None, "record.json is missing")

@@ -29,7 +29,7 @@ def test_less_than_one_sequence_is_an_error(open_sequences: OpenSequences) -> No
 
 
 def test_a_missing_manifest_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="make it with gristmill tokenize"):
+    with pytest.raises(UsageError, match="make them with gristmill run, or gristmill tokenize"):
         TokenSequences(tmp_path, 10)
 
 

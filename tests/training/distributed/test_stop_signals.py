@@ -54,7 +54,9 @@ def test_the_first_signal_is_answered_and_a_later_one_ends_the_process() -> None
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr and process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
-        assert process.stderr.readline().startswith(b"stopping after this step, with a checkpoint; another signal")
+        assert process.stderr.readline().startswith(
+            b"stopping with a checkpoint, after this step or within it; another signal"
+        )
         process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(3.5)
