@@ -195,7 +195,7 @@ def test_damage_is_recognised(tmp_path: Path, damage: str) -> None:
 
 
 def test_no_manifest_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="make it with gristmill tokenize"):
+    with pytest.raises(UsageError, match="make them with gristmill run, or gristmill tokenize"):
         open_shards(tmp_path)
     (tmp_path / "train").mkdir()
     write_folder(tmp_path / "train")
