@@ -183,7 +183,8 @@ def test_the_folder_of_a_run_of_data_is_none_of_training(tmp_path: Path) -> None
 
 
 def test_a_setting_names_what_divides_sequences() -> None:
-    layout = {"dp": 1, "zero": 0, "tp": 2, "sequence_parallel": True, "cp": 2, "context": "ulysses"}
+    layout = {"dp": 1, "zero": 0, "micro_batches": 1, "tp": 2, "cp": 2, "context": "ulysses"}
+    layout["sequence_parallel"] = True
     words = describe_setting({"processes": 4, "device": "cpu", "layout": layout})
     assert words == "4 processes (cpu, tp 2 with sequence parallelism, cp 2 (ulysses))"
 
