@@ -32,7 +32,7 @@ from gristmill.wording import count_of
 from gristmill_cli.funnel import FUNNEL_FILE
 from gristmill_cli.run_config import RunConfig, corpus_folders, recorded_options
 from gristmill_cli.stages.pipeline import STAGES
-from preprocessing.mixing.drops import read_keep_list
+from preprocessing.mixing.keep_list import KeepList
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.steps.normalise import Normalise, web_libraries
 from preprocessing.steps.user_function import UserFunction
@@ -66,7 +66,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             stage.check(config, sources)
     check_steps([Normalise(), *map(UserFunction.of, config.steps)], CORE.names)
     if config.keep_list:
-        read_keep_list(config.keep_list)
+        _note_rows(config.keep_list)
     with _section("alarms"):
         for name, value in vars(config.alarms).items():
             most = 1 if name in ("source_loss", "alike", "language", "score") else math.inf
@@ -126,6 +126,17 @@ def _note_top(config: RunConfig, corpus: Corpus) -> None:
         print(
             f"note: {count_of(len(files), 'file')} directly in {config.corpus}, such as {files[0]}: expected "
             f"CORPUS/<source>/…; read as the source {source_of(files[0])!r}",
+            file=sys.stderr,
+        )
+
+
+def _note_rows(keep_list: Path) -> None:
+    """Say that documents to drop by row are others once rows shift. Raises UsageError for a list that is none."""
+    count = sum(map(len, KeepList.read(keep_list).dropped.values()))
+    if count:
+        print(
+            f"note: {keep_list}: {count_of(count, 'document')} to drop by FILE@ROW: if files or rules change, these "
+            "rows are other documents; the lines that `gristmill trace` shows hold for a text in any row",
             file=sys.stderr,
         )
 

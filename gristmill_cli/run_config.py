@@ -329,8 +329,8 @@ class RunConfig(RunOptions, _Corpus):
     """Remove documents that no later stage reads, as soon as that is so: at the end OUT has tokens, facts and tables.
     The same run skips these stages afterwards, and writes what is needed again if something has changed."""
     keep_list: Path | None = None
-    """File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them, that overrule what the mix keeps and
-    drops."""
+    """File of lines that overrule what the mix keeps and drops: `drop sha256:DIGEST`, as gristmill trace shows them, of
+    a text wherever it is; `keep KEY` and `drop KEY`, as gristmill browse writes them, of rows as they are now."""
     alarms: Alarms = field(default_factory=Alarms)
     strict: bool = False
     """End with exit code 3 after the first stage whose counts raise an alarm."""

@@ -32,6 +32,7 @@ from preprocessing.mixing.band_epochs import bands_table, choose_epochs
 from preprocessing.mixing.decisions import choose_holdout, decide_tasks
 from preprocessing.mixing.drops import DUPLICATE, check_all_found, drops_task, note_provenance
 from preprocessing.mixing.facts import GroupFacts, corpus_files_of
+from preprocessing.mixing.keep_list import find_listed_texts
 from preprocessing.mixing.mix_manifest import (
     DecisionsFile,
     MixManifest,
@@ -88,8 +89,9 @@ def mix(
             computed from the documents that are neither short nor duplicates.
         tokens: Or tokens of each source, without the tokens that begin and end documents.
         tokenizer: The tokenizer that counts them, as encode takes it.
-        keep_list: File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them: a document to keep is not
-            dropped as short or duplicate, a document to drop always is.
+        keep_list: File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them, and `drop sha256:DIGEST`,
+            as gristmill trace shows them: a document to keep is not dropped as short or duplicate, a document to drop
+            always is, and so is each with a text to drop.
         low_scores: Documents to drop whose scores are too low, .pickle or .parquet, as choose_by_score lists them.
         bands: The bands of a score, .json, as choose_by_score writes them; their weights multiply those of sources.
 
@@ -152,7 +154,9 @@ def mix_facts(
         source_weight = source_weights(weights, sources)
         drops = {of_file: run.work / "drops" / f"{file.path}.npz" for file, of_file in zip(files, names, strict=True)}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
-        dropped = run.step("drops", [drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores)])
+        listed = find_listed_texts(run, keep_list, [facts_dir / file.path for file in files])
+        split = drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores, listed)
+        dropped = run.step("drops", [split])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
         note_provenance(duplicates, is_of_others, options)
         score_bands = ScoreBands.read(bands) if bands else None

@@ -41,6 +41,7 @@ from gristmill.io.tokenizer_file import find_tokenizer_file
 from gristmill.paths import absolute
 from preprocessing.datasets import shares_table, source_amounts, source_weights
 from preprocessing.mixing.drops import DUPLICATE, check_all_found, drops_task, note_provenance
+from preprocessing.mixing.keep_list import find_listed_texts
 from preprocessing.mixing.mix import files_of, find_epochs, gather, mix_outputs, mix_task, write_manifest
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path, parts_folder
@@ -95,8 +96,9 @@ def pass1(
             computed from the documents that are neither short nor duplicates.
         tokens: Or tokens of each source, without the tokens that begin and end documents.
         tokenizer: The tokenizer that counts them, as tokenize_corpus takes it.
-        keep_list: File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them: a document to keep is not
-            dropped as short or duplicate, a document to drop always is.
+        keep_list: File of lines `keep KEY` and `drop KEY`, as gristmill browse writes them, and `drop sha256:DIGEST`,
+            as gristmill trace shows them: a document to keep is not dropped as short or duplicate, a document to drop
+            always is, and so is each with a text to drop.
         low_scores: Documents to drop whose scores are too low, .pickle or .parquet, as choose_by_score lists them.
 
     Returns:
@@ -121,7 +123,9 @@ def pass1(
         for group in groups:
             drops[files_of(group)] = run.work / "drops" / f"{group[0].name}.npz"
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
-        dropped = run.step("drops", [drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores)])
+        listed = find_listed_texts(run, keep_list, groups)
+        split = drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores, listed)
+        dropped = run.step("drops", [split])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
         note_provenance(duplicates, is_of_others, options)
         source_weight, epochs = find_epochs(run, source_weight, amounts, groups, drops, seed, FAN_OUT)

@@ -1,6 +1,5 @@
 """Command: what became of one document, stage by stage, from its raw file to its place among the tokens, and back."""
 
-import json
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,12 +24,13 @@ from gristmill.io.documents import ONE_SLICE, DocKey, slices_at
 from gristmill.io.facts import INDEX_FILE, read_index
 from gristmill.io.readers import read_documents
 from gristmill.io.token_shards import Manifest
-from gristmill.io.writers import Rejects
 from gristmill.steps import FORM_CHARACTERS
 from gristmill.storage.files import is_file
 from gristmill.wording import count_of
 from gristmill_cli.documents.document_scores import read_scores
 from gristmill_cli.documents.duplicates import DUPLICATES
+from gristmill_cli.documents.id_search import IdSearch
+from gristmill_cli.documents.takedown import describe_takedown
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig, is_data_run, load_options, read_options
 from gristmill_cli.run_records import load_record
@@ -40,13 +40,16 @@ from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus, plan
 from gristmill_cli.stages.spec import StageSpec
 from preprocessing.apply import failed_path
 from preprocessing.mixing.decisions import HELD_OUT_COPY
+from preprocessing.mixing.drops import LISTED
 from preprocessing.mixing.mix_manifest import MixManifest, read_order
 from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace
 from preprocessing.steps.normalise import web_libraries
+from preprocessing.steps.text_digest import TEXT_DIGEST
 
 _PLACE = re.compile(rf"(?:tokens/)?({TRAIN}|{HELD_OUT})(?:/(tokens_\d+))?@(\d+)")
 _KEY = re.compile(r".+/.+@\d+")
 _MAX_KEYS = 5  # of documents with one id that are named
+_FACTS = ("file", "row", FORM_CHARACTERS, "form_bytes", *TEXT_DIGEST)
 _RAW_COLUMNS = ("raw_file", "raw_row", "file", "row", "reason", "value", "detail", "raw_bytes", "bytes")
 
 
@@ -66,6 +69,7 @@ class Fate:
 
     stage: str
     outcome: str
+    lines: tuple[str, ...] = ()  # of a list, to copy
 
 
 def trace(out: Positional[Path], document: Positional[str]) -> Group:
@@ -91,7 +95,11 @@ def trace(out: Positional[Path], document: Positional[str]) -> Group:
             f"{out} has options of another version ({error}): run the same `gristmill run` again"
         ) from error
     tracer = Tracer(config)
-    return Group(*(_table(*found) for found in tracer.find(document)))
+    shown = list[Table | Text]()
+    for title, fates in tracer.find(document):
+        shown.append(_table(title, fates))
+        shown += [Text(line) for fate in fates for line in fate.lines]  # not in a table, which breaks long lines
+    return Group(*shown)
 
 
 def _table(title: str, fates: list[Fate]) -> Table:
@@ -252,8 +260,11 @@ class Tracer:
             kept, outcome = self._similarity(key)
             yield Fate("generate_duplicates_dict", outcome)
         row = self._decision(key)
+        if fact:
+            is_down = row is not None and row["reason"] == LISTED
+            fact_of_kept = self._fact(kept) if kept else None
+            yield Fate("--keep_list", *describe_takedown(self.config.keep_list, is_down, fact, fact_of_kept))
         if row:
-            yield Fate("--keep_list", _describe_takedown(key, kept))
             yield Fate(DecideMix.name, _describe_decision(row))
         if row and row["copies"] and is_file(self.out / "tokens" / "order.json"):
             places = self._token_order().places_of(key)
@@ -274,7 +285,7 @@ class Tracer:
         for file in files:
             if any(part.file == key.file and part.first <= key.row < part.end for part in file.slices):
                 with local_copies([facts / file.path]) as (copy,):
-                    rows = _select(copy, ["file", "row", FORM_CHARACTERS, "form_bytes"], _columns_of(key))
+                    rows = _select(copy, list(_FACTS), _columns_of(key))
                 return rows[0] if rows else None
         return None
 
@@ -333,7 +344,7 @@ class Tracer:
         """
         keys = list[DocKey]()
         with tempfile.TemporaryDirectory() as folder:
-            rejects = _Search(Path(folder) / "malformed", wanted)
+            rejects = IdSearch(Path(folder) / "malformed", wanted)
             files = scan_inputs(self.config, self.config.corpus).files
             web_libraries(file.name for file in files)  # raises if they are missing
             for file in files:
@@ -353,46 +364,6 @@ class Tracer:
             named = ", ".join(map(str, keys[:_MAX_KEYS]))
             raise UsageError(f"{len(keys):,} documents have the id or url {wanted!r}: give the key of one, of {named}")
         yield from self._by_key(keys[0], is_raw=True, is_mixed=False)
-
-
-class _Search(Rejects):
-    """Looks for an id or url in records that are no documents; writes nothing."""
-
-    def __init__(self, output: Path, wanted: str) -> None:
-        super().__init__(output)
-        self._wanted = wanted
-        self._quoted = {json.dumps(wanted), json.dumps(wanted, ensure_ascii=False)}
-        self._file = ""
-        self._row = 0
-        self.malformed: list[DocKey] = []
-        self.skipped: list[tuple[DocKey, str]] = []
-
-    def of(self, file: str) -> Self:
-        """Return this, for the records of a file."""
-        self._file = file
-        return self
-
-    def note(self, row: int, reason: str, size: int, url: str = "") -> None:  # noqa: ARG002
-        self._row = row
-        if url == self._wanted:
-            self.skipped.append((DocKey(self._file, row), reason))
-
-    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:  # noqa: ARG002
-        """Note a malformed record in which the id is a value, as far as it can be read."""
-        if isinstance(record, bytes):
-            text = record.decode(errors="replace")
-            is_wanted = text == self._wanted or any(quoted in text for quoted in self._quoted)
-        else:
-            is_wanted = self._wanted in map(str, (record.get("id"), record.get("url")))
-        if is_wanted:
-            self.malformed.append(DocKey(self._file, self._row))
-
-
-def _describe_takedown(key: DocKey, kept: DocKey | None) -> str:
-    """Return the line of a list that takes a document down, and the one that is kept in its place."""
-    if kept is None:
-        return f"the line `drop {key}` takes it down"
-    return f"the line `drop {key}` takes it down; one much like it stays until `drop {kept}`"
 
 
 def _to_record(row: dict[str, Any]) -> RawRecord:

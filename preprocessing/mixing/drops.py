@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
-from gristmill.engine.task import Result, Task
-from gristmill.errors import InputError, UsageError, require
+from gristmill.engine.task import FileSet, Result, Task
+from gristmill.errors import InputError
 from gristmill.io.artefacts import encode_names, integers, open_table, stream_table
-from gristmill.io.documents import DocKey, source_of
+from gristmill.io.documents import source_of
 from gristmill.io.external_sort import ExternalSorter
-from gristmill.io.keys import KeySet, PackedKeys, Rows, by_group, iter_keys, stream_keys
-from gristmill.storage.files import is_file, read_file
+from gristmill.io.keys import PackedKeys, Rows, by_group, iter_keys, stream_keys
+from gristmill.storage.files import is_file
 from gristmill.storage.local import atomic_write
+from preprocessing.mixing.keep_list import KeepList
 
 SHORT = "short"
 DUPLICATE = "duplicate"
@@ -96,6 +97,7 @@ def drops_task(
     keep_list: Path | None,
     options: RunOptions,
     low_scores: Path | None = None,
+    listed: FileSet | None = None,
 ) -> Task:
     """Return the task that splits the key sets by groups of corpus files; `drops` maps each group to its output."""
     outputs = list(drops.values())
@@ -104,6 +106,8 @@ def drops_task(
         "absent": absent, "groups": list(drops), "outputs": outputs, "keep_list": keep_list,
         "low_scores": low_scores,
     }  # fmt: skip
+    if listed:
+        arguments["listed"] = listed
     return Task("drops", split_drops, arguments, tuple(outputs), memory=options.memory_bytes)
 
 
@@ -117,10 +121,12 @@ def split_drops(
     memory: int,
     keep_list: Path | None = None,
     low_scores: Path | None = None,
+    listed: FileSet | None = None,
 ) -> Result:
     """Task: split the key sets by corpus file: `outputs[i]` (.npz) gets the rows of the files in `groups[i]`.
 
-    `keep_list` has the last word: what it keeps is no drop, what it drops is one.
+    `keep_list` has the last word: what it keeps is no drop, what it drops is one; `listed` are the documents whose
+    text it drops.
 
     Where the kept document of a cluster is short, has a low score, or is of one of the sources `absent`, which have
     weight 0, a duplicate replaces it (see _replacements). Sets are sorted on disk within `memory`; the rows of one
@@ -143,9 +149,13 @@ def split_drops(
                 for file, rows in _only_known(iter_keys(key_set), numbers, key_set):
                     sorter.add(_records(numbers[file], rows, reason))
         if keep_list:
-            for reason, listed in zip((_KEPT, _LISTED), read_keep_list(keep_list), strict=True):
-                for file, rows in _only_known(listed.items(), numbers, keep_list):
+            by_key = KeepList.read(keep_list)
+            for reason, key_set in ((_KEPT, by_key.kept), (_LISTED, by_key.dropped)):
+                for file, rows in _only_known(key_set.items(), numbers, keep_list, is_by_hand=True):
                     sorter.add(_records(numbers[file], rows, reason))
+        for path in listed.paths if listed else ():
+            for file, rows in iter_keys(path):
+                sorter.add(_records(numbers[file], rows, _LISTED))
         if table and not is_of_others:
             in_name_order = {file: number for number, file in enumerate(sorted(numbers))}
             number_of = np.array([numbers[file] for file in in_name_order], np.uint32)
@@ -175,38 +185,6 @@ def _drops_of(records: NDArray) -> Drops:
     short = np.setdiff1d(rows_of[_SHORT], kept)
     low = np.setdiff1d(rows_of[_LOW], kept)
     return Drops(short, copies, rows_of[_LISTED], low)
-
-
-def read_keep_list(path: Path) -> tuple[KeySet, KeySet]:
-    """Return the keys to keep and those to drop, of lines `keep KEY` and `drop KEY`.
-
-    Raises UsageError that names the line.
-    """
-    require(is_file(path), f"keep_list {path}: expected a file of lines keep KEY and drop KEY, but there is none")
-    lines = read_file(path).decode("utf-8", "replace").splitlines()
-    rows_of: dict[str, dict[str, set[int]]] = {"keep": {}, "drop": {}}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        word, _, text = line.strip().partition(" ")
-        try:
-            key = DocKey.parse(text)
-        except ValueError:
-            word = ""
-        if word not in rows_of:
-            raise UsageError(
-                f"{path}, line {number}: expected keep KEY or drop KEY, such as keep web/a.jsonl@3, got {line!r}; "
-                "`gristmill trace OUT ID` shows the line for a document"
-            )
-        other = rows_of["drop" if word == "keep" else "keep"]
-        if key.row in other.get(key.file, ()):
-            raise UsageError(f"{path}, line {number}: expected each key once, got {key} to keep and to drop")
-        rows_of[word].setdefault(key.file, set()).add(key.row)
-    return _as_key_set(rows_of["keep"]), _as_key_set(rows_of["drop"])
-
-
-def _as_key_set(rows_of: Mapping[str, set[int]]) -> KeySet:
-    return {file: np.array(sorted(rows), np.int64) for file, rows in rows_of.items()}
 
 
 @dataclass(frozen=True)
@@ -297,7 +275,7 @@ def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> Non
 
 
 def _only_known(
-    keys: Iterable[tuple[str, Rows]], files: Mapping[str, int], key_set: Path
+    keys: Iterable[tuple[str, Rows]], files: Mapping[str, int], key_set: Path, is_by_hand: bool = False
 ) -> Iterator[tuple[str, Rows]]:
     """Yield the keys of known files, in any order. Raises InputError, at the end, for a file not in `files`."""
     unknown: set[str] = set()
@@ -308,10 +286,18 @@ def _only_known(
             unknown.add(file)
     if unknown:
         example = next(iter(files))
+        hint = (
+            "Was it made from another folder? Names start with the source. If a source was removed, or renamed, run "
+            "the stages that made it for the whole corpus at once (filter and to_hash with `all`)"
+        )
+        if is_by_hand:
+            hint = (
+                "Names start with the source. If that was removed, take its lines out; if it was renamed, put the "
+                "lines in their place that `gristmill trace OUT ID` shows, which hold for a text under any name"
+            )
         raise InputError(
             f"{key_set} names {min(unknown)!r}, a file that the corpus does not have; it has {example!r}, for "
-            "example. Was it made from another folder? Names start with the source. If a source was removed, or "
-            "renamed, run the stages that made it for the whole corpus at once (filter and to_hash with `all`)"
+            f"example. {hint}"
         )
 
 

@@ -62,14 +62,19 @@ def _join(name: str, tables: Sequence[pa.Table], has_tokens: bool, bands: ScoreB
         return MixFacts(name, empty, empty, empty, np.empty(0, DIGEST), empty)
     table = pa.concat_tables(tables)
     rows = table.column("row").to_numpy()
-    halves = np.empty(len(rows), _DIGEST_HALVES)
-    halves["high"] = table.column(TEXT_DIGEST[0]).to_numpy()
-    halves["low"] = table.column(TEXT_DIGEST[1]).to_numpy()
     tokens = table.column(TOKENS).to_numpy() if has_tokens else np.zeros(len(rows), np.int64)
     of_bands = np.zeros(len(rows), np.int64)
     if bands:
         of_bands = bands.find(source_of(name), {fact: table.column(fact).to_numpy() for fact in bands.facts})
-    return MixFacts(name, rows, table.column("bytes").to_numpy(), tokens, halves.view(DIGEST), of_bands)
+    return MixFacts(name, rows, table.column("bytes").to_numpy(), tokens, text_digests(table), of_bands)
+
+
+def text_digests(table: pa.Table) -> NDArray[np.bytes_]:
+    """Return the digests (n) of the texts of documents, given a table of facts (n)."""
+    halves = np.empty(table.num_rows, _DIGEST_HALVES)
+    halves["high"] = table.column(TEXT_DIGEST[0]).to_numpy()
+    halves["low"] = table.column(TEXT_DIGEST[1]).to_numpy()
+    return halves.view(DIGEST)
 
 
 @dataclass(frozen=True)

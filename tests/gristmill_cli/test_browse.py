@@ -130,11 +130,14 @@ def test_a_run_in_a_bucket_is_browsed(config: RunConfig, monkeypatch: pytest.Mon
 
 def test_marks_are_a_list_that_a_run_takes_back(config: RunConfig, tmp_path: Path) -> None:
     listed, before = tmp_path / "list.txt", {path: path.stat().st_mtime_ns for path in config.out.rglob("*")}
+    by_text = f"gone sha256:{32 * '0'} by request\n"
+    listed.write_text(by_text)
     with served(config.out, "--keep_list", str(listed)) as server:
         assert mark(server, "b&<i>/a.jsonl@30", "keep") == f"{server}duplicates"
         for key, word in (("b&<i>/a.jsonl@2", "drop"), ("b&<i>/a.jsonl@3", "drop"), ("b&<i>/a.jsonl@3", "")):
             mark(server, key, word)
-        assert read(f"{server}keep_list.txt") == "drop b&<i>/a.jsonl@2\nkeep b&<i>/a.jsonl@30\n" == listed.read_text()
+        content = f"{by_text}drop b&<i>/a.jsonl@2\nkeep b&<i>/a.jsonl@30\n"
+        assert read(f"{server}keep_list.txt") == content == listed.read_text()
     with served(config.out, "--keep_list", str(listed)) as server:
         assert "2 marked: the list" in Numbers(read(server)).text
         assert re.search(r'value="keep" disabled', read(f"{server}document?key=b%26%3Ci%3E/a.jsonl@30&of=clusters"))

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,13 +16,14 @@ import sentencepiece
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
-from gristmill.errors import UsageError
+from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_shards import Manifest, open_shards
 from gristmill_cli.documents.trace import Fate, Tracer, trace
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Apply, Dedup, Filter, Lines, Mix, RunConfig, Tokenizer
+from preprocessing.mixing.keep_list import KeepList
 from tests.gristmill_cli.corpus import make_corpus, write_records
 from tests.gristmill_cli.documentation import commands, shell
 
@@ -153,18 +155,88 @@ def test_the_line_for_a_list_takes_the_document_down(config: RunConfig, tmp_path
     out = tmp_path / "out"
     shutil.copytree(config.out, out)
     ((title, fates),) = Tracer(config).find("own-8")
-    outcomes = {fate.stage: fate.outcome for fate in fates}
-    line = outcomes["--keep_list"].split("`")[1]
-    assert title == "own/a.jsonl@9" and line == "drop own/a.jsonl@7"
-    (tmp_path / "take-down.txt").write_text(f"{line}\n")
-    run(replace(config, out=out, keep_list=tmp_path / "take-down.txt"))
-    ((_, fates),) = Tracer(replace(config, out=out)).find("own-8")
-    assert fates[-1] == Fate("mix", "left out: in your list")
-    assert "had --keep_list" not in capsys.readouterr().err
+    (line,) = line_for(fates)
+    assert title == "own/a.jsonl@9" and re.fullmatch(r"drop sha256:[0-9a-f]{32} own/a\.jsonl@7", line)
+    listed = tmp_path / "take-down.txt"
+    listed.write_text(f"{line}\n")
+    run(replace(config, out=out, keep_list=listed))
+    ((_, fates),) = Tracer(replace(config, out=out, keep_list=listed)).find("own-8")
+    assert fates[-2:] == [Fate("--keep_list", "its text is in your list"), Fate("mix", "left out: in your list")]
+    said = capsys.readouterr().err
+    assert "had --keep_list" not in said and "FILE@ROW" not in said
     run(replace(config, out=out))
     assert "warning: the last run here had --keep_list" in capsys.readouterr().err
     ((_, fates),) = Tracer(replace(config, out=out)).find("own-8")
     assert fates[-1].stage == "encode"
+
+
+def line_for(fates: list[Fate]) -> tuple[str, ...]:
+    """Return the lines of a list that trace shows to take a document down."""
+    (lines,) = [fate.lines for fate in fates if fate.stage == "--keep_list"]
+    return lines
+
+
+def test_a_document_stays_down_when_its_row_or_file_is_another(tmp_path: Path, capsys) -> None:
+    """After another limit of a rule, a raw file without its first line, a renamed source; its copies, too."""
+    words = [f"word{number}" for number in range(60)]
+    texts = [" ".join(f"{word}of{row}" for word in words[row < 10 :]) for row in range(30)]
+    texts[25] = texts[19]
+    texts[20] += f"\n{NOTICE}"
+    records = [{"text": text, "id": f"web-{row}"} for row, text in enumerate(texts)]
+    file = tmp_path / "corpus" / "web" / "a.jsonl"
+    file.parent.mkdir(parents=True)
+    write_records(file, records)
+    rules = tmp_path / "rules.toml"
+    rules.write_text("words = { min = 30 }\n")
+    listed = tmp_path / "take-down.txt"
+    config = RunConfig(
+        tmp_path / "corpus", tmp_path / "out", workers=1, recipe=str(rules), filter=Filter(0), max_malformed=0.1,
+        mix=Mix(holdout=0), until="mix", lines=Lines(unit="line", least=1000),
+    )  # fmt: skip
+    run(config)
+    ((_, fates),) = Tracer(config).find("web-19")
+    listed.write_text("".join(f"{line}\n" for line in line_for(fates)) + "# by request\n")
+    ((_, fates),) = Tracer(config).find("web-20")
+    (line_of_changed,) = line_for(fates)
+    config = replace(config, keep_list=listed)
+
+    def left_out() -> list[str]:
+        run(config)
+        tracer = Tracer(config)
+        found = list[str]()
+        for record in records:
+            ((_, fates),) = tracer.find(record["id"])
+            if fates[-1] == Fate("mix", "left out: in your list"):
+                found.append(record["id"])
+        return found
+
+    assert left_out() == ["web-19", "web-25"]
+    rules.write_text("words = { min = 60 }\n")  # the first ten go, and rows shift
+    assert left_out() == ["web-19", "web-25"]
+    rules.write_text("words = { min = 59 }\n")
+    records = records[1:]
+    write_records(file, records)
+    assert left_out() == ["web-19", "web-25"]
+    file.parent.rename(tmp_path / "corpus" / "press")
+    assert left_out() == ["web-19", "web-25"]
+    listed.write_text(f"{listed.read_text()}{line_of_changed}\n")
+    assert left_out() == ["web-19", "web-20", "web-25"]
+    file = tmp_path / "corpus" / "press" / "a.jsonl"
+    records[19]["text"] += " and more"
+    write_records(file, records)
+    with pytest.raises(InputError, match=r"line 3: no document has the text .*if it is gone, write `gone` for `drop`"):
+        run(config)
+    ((_, fates),) = Tracer(config).find("web-20")
+    assert line_for(fates)[0] not in listed.read_text()
+    listed.write_text(listed.read_text().replace(line_of_changed, f"gone{line_of_changed[4:]}"))
+    assert left_out() == ["web-19", "web-25"]
+    records[19]["text"] = texts[20]
+    write_records(file, records)
+    assert left_out() == ["web-19", "web-20", "web-25"]
+    capsys.readouterr()
+    listed.write_text("drop press/a.jsonl@3\n")
+    assert left_out() == [records[3]["id"]]
+    assert "1 document to drop by FILE@ROW: if files or rules change" in capsys.readouterr().err
 
 
 def test_the_command_prints_each_stage(config: RunConfig) -> None:
@@ -201,11 +273,13 @@ def test_two_documents_of_one_id_are_named(config: RunConfig, tmp_path: Path) ->
 
 
 def test_the_commands_of_the_page(config: RunConfig) -> None:
-    (block,) = commands("guides/trace.md")
+    block = "".join(commands("guides/trace.md")).replace("take-down.txt", '"$OUT/take-down.txt"')
     block = block.replace("$OUT/run", "$OUT/out").replace("book/a.jsonl@12", "book/b.jsonl@12")
     done = shell(block, on_one_core=True, OUT=str(config.out.parent))
     assert done.returncode == 0, done.stderr
     assert "book/b.jsonl@12" in done.stdout and "tokens/train/tokens_00000@0" in done.stdout
+    (line,) = KeepList.read(config.out.parent / "take-down.txt").text_lines
+    assert line in done.stdout
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # warcio leaves temporary files open

@@ -2,6 +2,8 @@
 
 import importlib
 from collections import Counter
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,10 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io import readers
 from gristmill.io.keys import write_keys
+from gristmill.io.readers import read_corpus
 from preprocessing import document_pass, mixing
 from preprocessing.mix import mix
+from preprocessing.shuffle_holdout import pass1
 from tests.preprocessing.conftest import write_provenance
 from tests.preprocessing.mixing_folders import read_decisions, read_texts_written, tallies_of, write_texts
 from tests.tokenizers_of_models import PROSE, content_of
@@ -107,6 +111,29 @@ def test_a_keep_list_has_the_last_word(
     decided = mix(norm, tmp_path / "mix", holdout=0.1, options=quiet, **arguments)
     assert tallies_of(decided) == tallies_of(counts)
     assert read_decisions(tmp_path / "mix") == read_texts_written(tmp_path / "text", read)
+
+
+def test_a_text_in_a_list_is_dropped_in_every_row(
+    tmp_path: Path, norm: Path, drops: dict[str, Path], quiet: RunOptions, read
+) -> None:
+    """By facts, and by reading, which gives the same documents; a text that no document has is refused."""
+    text = read(norm / "c4" / "0.jsonl")[2]["text"]
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"drop sha256:{sha256(text.encode()).hexdigest()} whose copies are in web\n")
+    arguments = drops | {"keep_list": listed}
+    counts = write_texts(norm, tmp_path / "text", 0.1, quiet, **arguments)
+    decided = mix(norm, tmp_path / "mix", holdout=0.1, options=quiet, **arguments)
+    assert tallies_of(decided) == tallies_of(counts)
+    assert read_decisions(tmp_path / "mix") == read_texts_written(tmp_path / "text", read)
+    copies = [document for document in read_corpus(norm) if document.text == text]
+    assert len(copies) >= 3 and decided.total("in your list").documents == len(copies)
+    listed.write_text(f"{listed.read_text()}\ndrop sha256:{32 * '0'} of mine\n")
+    for again in (partial(mix, norm, tmp_path / "mix"), partial(pass1, norm, tmp_path / "text" / "pass1")):
+        with pytest.raises(InputError, match=r"list.txt, line 3: no document has the text of `drop sha256:0+ of mine`"):
+            again(options=quiet, keep_list=listed)
+    listed.write_text("drop sha256:123\n")
+    with pytest.raises(UsageError, match="line 1: expected keep KEY, drop KEY or drop sha256:DIGEST"):
+        mix(norm, tmp_path / "mix", options=quiet, keep_list=listed)
 
 
 def test_tokens_are_those_that_the_tokenizer_counts(tmp_path: Path, write, quiet: RunOptions, read) -> None:

@@ -1,0 +1,194 @@
+"""The list of documents to keep or drop by name: by key, which holds for rows as they are, or by the text itself."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.counts import Counts
+from gristmill.engine.run import StageRun
+from gristmill.engine.slices import SliceGroup
+from gristmill.engine.task import FileSet, Result, Task
+from gristmill.errors import InputError, UsageError, require
+from gristmill.io.documents import DocKey
+from gristmill.io.facts import written_by_file
+from gristmill.io.keys import KeySet, is_among, write_keys
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects
+from gristmill.storage.files import is_file, read_file
+from gristmill.wording import count_of
+from preprocessing.mixing.facts import DIGEST, text_digests
+from preprocessing.steps.text_digest import TEXT_DIGEST
+
+KEEP = "keep"
+DROP = "drop"
+GONE = "gone"  # as DROP, of a text that no document need have
+_BY_TEXT = re.compile(r"(drop|gone)\s+sha256:([0-9a-fA-F]{32}(?:[0-9a-fA-F]{32})?)(?:\s+(.*))?")
+
+
+class ListedText(NamedTuple):
+    """A line that takes down each document with a text: its number, the text's digest, and the user's own note."""
+
+    number: int
+    digest: bytes
+    note: str
+    may_be_gone: bool
+
+
+@dataclass(frozen=True)
+class KeepList:
+    """A list of documents: keys to keep, keys to drop, texts to drop, and the lines of the latter as they stand."""
+
+    kept: KeySet
+    dropped: KeySet
+    texts: tuple[ListedText, ...]
+    text_lines: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "KeepList":
+        """Read lines `keep KEY`, `drop KEY`, `drop sha256:DIGEST NOTE` and `gone sha256:DIGEST NOTE`.
+
+        Raises UsageError that names the line.
+        """
+        require(is_file(path), f"keep_list {path}: expected a file of lines keep KEY and drop KEY, but there is none")
+        lines = read_file(path).decode("utf-8", "replace").splitlines()
+        rows_of: dict[str, dict[str, set[int]]] = {KEEP: {}, DROP: {}}
+        texts = list[ListedText]()
+        text_lines = list[str]()
+        for number, line in enumerate(lines, 1):
+            stripped = line.strip()
+            if not stripped or line.startswith("#"):
+                continue
+            by_text = _BY_TEXT.fullmatch(stripped)
+            if by_text:
+                word, digest, note = by_text.groups(default="")
+                first_half = bytes.fromhex(digest)[: DIGEST.itemsize]
+                texts.append(ListedText(number, first_half, note, word == GONE))
+                text_lines.append(stripped)
+                continue
+            word, key = _parse_key(path, number, line)
+            other = rows_of[DROP if word == KEEP else KEEP]
+            if key.row in other.get(key.file, ()):
+                raise UsageError(f"{path}, line {number}: expected each key once, got {key} to keep and to drop")
+            rows_of[word].setdefault(key.file, set()).add(key.row)
+        return cls(_as_key_set(rows_of[KEEP]), _as_key_set(rows_of[DROP]), tuple(texts), tuple(text_lines))
+
+    @property
+    def digests(self) -> NDArray[np.bytes_]:
+        """Return the digests of the texts, ascending."""
+        return np.unique(np.array([text.digest for text in self.texts], DIGEST))
+
+
+def describe_text(digest: bytes, key: DocKey) -> str:
+    """Return the line that drops each document with a text, given the digest of that and the key of one."""
+    return f"{DROP} sha256:{digest.ljust(DIGEST.itemsize, bytes(1)).hex()} {key}"
+
+
+def _parse_key(path: Path, number: int, line: str) -> tuple[str, DocKey]:
+    word, _, text = line.strip().partition(" ")
+    try:
+        key = DocKey.parse(text)
+    except ValueError:
+        word = ""
+    if word not in (KEEP, DROP):
+        raise UsageError(
+            f"{path}, line {number}: expected keep KEY, drop KEY or drop sha256:DIGEST, such as keep web/a.jsonl@3, "
+            f"got {line!r}; `gristmill trace OUT ID` shows the line for a document"
+        )
+    return word, key
+
+
+def _as_key_set(rows_of: Mapping[str, set[int]]) -> KeySet:
+    return {file: np.array(sorted(rows), np.int64) for file, rows in rows_of.items()}
+
+
+def find_listed_texts(
+    run: StageRun, keep_list: Path | None, sources: Sequence[Path] | Sequence[SliceGroup]
+) -> FileSet | None:
+    """Return key sets of the documents whose text the list drops, None if it drops no text.
+
+    They are looked for in files of facts, or by reading slices of the corpus. Raises InputError for a text to drop
+    that no document has.
+    """
+    listed = KeepList.read(keep_list) if keep_list else None
+    if not keep_list or not listed or not listed.texts:
+        return None
+    tasks = list[Task]()
+    for number, source in enumerate(sources):
+        output = run.work / "listed" / f"{number}.parquet"
+        if isinstance(source, Path):
+            arguments = {"facts": source, "keep_list": keep_list, "output": output}
+            tasks.append(Task(f"{number}", find_in_facts, arguments, (output,)))
+        else:
+            tasks.append(Task.on_slices(source, find_in_slices, {"keep_list": keep_list, "output": output}, (output,)))
+    held = run.step("listed", tasks).values(list[int])
+    positions = np.array(sorted({position for of_task in held for position in of_task}), np.int64)
+    _reject_missing(keep_list, listed, listed.digests[positions])
+    with_keys = [task.outputs[0] for task, of_task in zip(tasks, held, strict=True) if of_task]
+    return FileSet(tuple(with_keys))
+
+
+def _reject_missing(path: Path, listed: KeepList, held: NDArray[np.bytes_]) -> None:
+    """Raise InputError for a text to drop that is not among those that documents have."""
+    digests = np.array([text.digest for text in listed.texts], DIGEST)
+    missing = list[ListedText]()
+    for text, is_held in zip(listed.texts, np.isin(digests, held).tolist(), strict=True):
+        if not is_held and not text.may_be_gone:
+            missing.append(text)
+    if not missing:
+        return
+    first = missing[0]
+    others = f" (and so of {count_of(len(missing) - 1, 'other line')})" if len(missing) > 1 else ""
+    raise InputError(
+        f"{path}, line {first.number}: no document has the text of `{DROP} sha256:{first.digest.hex()} {first.note}`"
+        f"{others}, so it changed, by a rule or in the corpus, or is gone. Look for the document with `gristmill trace "
+        f"OUT ID`: if it is there, put the line that is shown in the place of this one; if it is gone, write `{GONE}` "
+        f"for `{DROP}`, which takes it down should it come back"
+    )
+
+
+def find_in_facts(facts: Path, keep_list: Path, output: Path) -> Result:
+    """Task: write the keys of the documents in a file of facts whose text the list drops.
+
+    The value is the positions of these texts among the list's digests.
+    """
+    matches = _Matches(keep_list)
+    for name, table in written_by_file(facts, TEXT_DIGEST):
+        matches.add(name, table.column("row").to_numpy(), text_digests(table))
+    return matches.write(output)
+
+
+def find_in_slices(group: SliceGroup, keep_list: Path, output: Path) -> Result:
+    """Task: do as find_in_facts, by reading the documents of slices."""
+    matches = _Matches(keep_list)
+    for part in group:
+        for document in read_documents(part, Counts({}, []), Rejects(output)):
+            digest = hashlib.sha256(document.text.encode()).digest()[: DIGEST.itemsize]
+            matches.add(part.name, np.array([document.key.row]), np.array([digest], DIGEST))
+    return matches.write(output)
+
+
+class _Matches:
+    """Documents whose text a list drops."""
+
+    def __init__(self, keep_list: Path) -> None:
+        self._digests = KeepList.read(keep_list).digests
+        self._positions = set[int]()
+        self._rows = dict[str, list[NDArray[np.int64]]]()
+
+    def add(self, name: str, rows: NDArray[np.int64], digests: NDArray[np.bytes_]) -> None:
+        """Note those of the documents (n) of a corpus file whose digest is in the list."""
+        is_listed = is_among(digests, self._digests)
+        if is_listed.any():
+            self._rows.setdefault(name, []).append(rows[is_listed])
+            self._positions.update(np.searchsorted(self._digests, digests[is_listed]).tolist())
+
+    def write(self, output: Path) -> Result:
+        """Write the keys."""
+        write_keys(output, {name: np.unique(np.concatenate(rows)) for name, rows in self._rows.items()})
+        return Result(Counts({}, []), sorted(self._positions))
