@@ -101,7 +101,7 @@ def drops_task(
 ) -> Task:
     """Return the task that splits the key sets by groups of corpus files; `drops` maps each group to its output."""
     outputs = list(drops.values())
-    arguments = {
+    arguments: dict[str, Any] = {
         "duplicates": duplicates, "provenance": duplicates and _provenance(duplicates), "short_docs": short_docs,
         "absent": absent, "groups": list(drops), "outputs": outputs, "keep_list": keep_list,
         "low_scores": low_scores,
@@ -150,8 +150,8 @@ def split_drops(
                     sorter.add(_records(numbers[file], rows, reason))
         if keep_list:
             by_key = KeepList.read(keep_list)
-            for reason, key_set in ((_KEPT, by_key.kept), (_LISTED, by_key.dropped)):
-                for file, rows in _only_known(key_set.items(), numbers, keep_list, is_by_hand=True):
+            for reason, keys in ((_KEPT, by_key.kept), (_LISTED, by_key.dropped)):
+                for file, rows in _only_known(keys.items(), numbers, keep_list, is_by_hand=True):
                     sorter.add(_records(numbers[file], rows, reason))
         for path in listed.paths if listed else ():
             for file, rows in iter_keys(path):

@@ -107,9 +107,7 @@ def _as_key_set(rows_of: Mapping[str, set[int]]) -> KeySet:
     return {file: np.array(sorted(rows), np.int64) for file, rows in rows_of.items()}
 
 
-def find_listed_texts(
-    run: StageRun, keep_list: Path | None, sources: Sequence[Path] | Sequence[SliceGroup]
-) -> FileSet | None:
+def find_listed_texts(run: StageRun, keep_list: Path | None, sources: Sequence[Path | SliceGroup]) -> FileSet | None:
     """Return key sets of the documents whose text the list drops, None if it drops no text.
 
     They are looked for in files of facts, or by reading slices of the corpus. Raises InputError for a text to drop

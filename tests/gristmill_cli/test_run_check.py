@@ -77,7 +77,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "remove_used", "maybe", "expected"),
     ("", "keep", "everything", "expected"),
     ("", "keep_list", "{folder}/nowhere", "nowhere"),
-    ("", "keep_list", "{folder}/corpus/a/a.jsonl", "a.jsonl, line 1: expected keep KEY or drop KEY"),
+    ("", "keep_list", "{folder}/corpus/a/a.jsonl", "a.jsonl, line 1: expected keep KEY, drop KEY or drop sha256"),
     ("normalize", "ftfy", "perhaps", "expected"),
     ("alarms", "source_loss", "50", "--alarms.source_loss 50.0: expected a number from 0 to 1; 0 is no limit"),
     ("alarms", "times_median", "-1", "expected a number from 0; 0 is"),
