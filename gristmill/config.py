@@ -217,7 +217,10 @@ def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
         if unknown := re.search("unknown field `(.*?)`", str(error)):
             members = typing.get_args(kind)  # of a table, or an array of tables, of Structs
             known = next(member.__struct_fields__ for member in members if hasattr(member, "__struct_fields__"))
-            raise UsageError(f"{where}: unknown key {unknown[1]}{suggestion(unknown[1], known)}") from error
+            tables = value.items() if isinstance(value, dict) else ()
+            owners = [f".{name}" for name, table in tables if isinstance(table, dict) and unknown[1] in table]
+            owner = owners[0] if owners else ""
+            raise UsageError(f"{where}{owner}: unknown key {unknown[1]}{suggestion(unknown[1], known)}") from error
         if fault := _table_fault(value, kind, where):
             raise UsageError(fault) from error
         detail = f" ({error})" if typing.get_origin(kind) is dict else ""

@@ -24,6 +24,7 @@ from gristmill.storage.files import (
     exists,
     is_file,
     is_folder,
+    list_level,
     reject_read_only,
     reject_unknown_scheme,
     resolved,
@@ -37,6 +38,7 @@ from preprocessing.mixing.sampling import check_seed
 from preprocessing.steps.normalise import Normalise, web_libraries
 from preprocessing.steps.user_function import UserFunction
 
+_NAMED_FOLDERS = 3  # of those that are not read
 _OPTION = re.compile(r"(?<![\w.-])--(\w+)\b(?!\.)")
 
 
@@ -67,6 +69,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     check_steps([Normalise(), *map(UserFunction.of, config.steps)], CORE.names)
     if config.keep_list:
         _note_rows(config.keep_list)
+    _note_folders(config)
     with _section("alarms"):
         for name, value in vars(config.alarms).items():
             most = 1 if name in ("source_loss", "alike", "language", "score") else math.inf
@@ -126,6 +129,27 @@ def _note_top(config: RunConfig, corpus: Corpus) -> None:
         print(
             f"note: {count_of(len(files), 'file')} directly in {config.corpus}, such as {files[0]}: expected "
             f"CORPUS/<source>/…; read as the source {source_of(files[0])!r}",
+            file=sys.stderr,
+        )
+
+
+def _note_folders(config: RunConfig) -> None:
+    """Say which folders of the corpus no table [sources.NAME] reads."""
+    if not config.sources or not is_folder(config.corpus):
+        return
+    read = [str(source.folder(config.corpus, name)) for name, source in config.sources.items()]
+    others = list[str]()
+    folders, _ = list_level(config.corpus)
+    for name in folders:
+        folder = str(config.corpus / name)
+        is_read = any(path == folder or path.startswith(f"{folder}/") for path in read)
+        if not is_read and not name.startswith("."):
+            others.append(name)
+    if others:
+        named = ", ".join(sorted(others)[:_NAMED_FOLDERS])
+        print(
+            f"note: {count_of(len(others), 'folder')} of {config.corpus} not read, such as {named}: no table "
+            "[sources.NAME] reads from there",
             file=sys.stderr,
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from gristmill.counts import HELD_OUT, READ, Counts, Tally, list_faults
+from gristmill.counts import HELD_OUT, READ, Counts, Tally
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN
 from gristmill_cli.report.documents import MAX_SOURCES, show_flow, show_lengths, show_shares, show_sizes
 from gristmill_cli.report.page import (
@@ -87,8 +87,6 @@ def _warnings(run: DataRun, titles: Sequence[str]) -> Markup:
     lines += _unfinished(run)
     for alarm in run.alarms:
         lines.append(f"{alarm[:1].upper()}{alarm[1:]}")
-    if run.funnel and run.funnel.damaged:
-        lines.append(f"Files that were left out: {list_faults(run.funnel.damaged)}.")
     if not lines:
         return paragraph("Nothing looks wrong: no source loses far more than the others, no cluster is large or loose.")
     return warnings((line, _section_of(line, titles)) for line in lines)

@@ -14,6 +14,7 @@ from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.staleness.ledger import Ledger
 from gristmill.io.files import STATE_DIR
 from gristmill.steps import DocumentStep
+from gristmill.wording import count_of
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.note_facts import signature_settings
 from gristmill_cli.stages.odd_files import counts_by_file, odd_lengths
@@ -94,7 +95,12 @@ class NormalizeText(StageSpec):
             check_ftfy()
 
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
-        """Yield files whose documents are far longer, or shorter, than in others of their source."""
+        """Yield files left out as damaged, and those whose documents are far longer or shorter than in others."""
+        if counts.damaged:
+            yield (
+                f"{count_of(len(counts.damaged), 'damaged file')} left out: {counts.damaged_files()}: fetch them again, "
+                "or take them out of the corpus"
+            )
         ledger = Ledger(self.path(run.config) / STATE_DIR, self.name)
         yield from odd_lengths(counts_by_file(ledger, "prepare"), run.config.alarms.length)
         if _has_rules(run.config):

@@ -14,6 +14,7 @@ from gristmill.engine import slices
 from gristmill.engine.options import RunOptions
 from gristmill.errors import AlarmError
 from gristmill_cli.alarms import find_alarms
+from gristmill_cli.cards.data_card import card
 from gristmill_cli.funnel import FUNNEL_FILE, Funnel, show_funnel
 from gristmill_cli.run import main, run
 from gristmill_cli.run_config import Alarms, Decontaminate, Dedup, Filter, Mix, RunConfig, Tokenizer
@@ -95,6 +96,26 @@ def test_another_limit_is_read_without_a_stage_that_runs_again(config: RunConfig
     funnel = run(replace(config, alarms=calm))
     assert funnel is not None and funnel.warnings == []
     assert (config.out / "tokens/train/manifest.json").stat().st_mtime_ns == before
+
+
+def test_files_left_out_as_damaged_raise_an_alarm(tmp_path: Path) -> None:
+    """However few bytes they have: in the records, the card, and for --strict."""
+    (tmp_path / "corpus" / "web").mkdir(parents=True)
+    good = "".join(json.dumps({"text": text(40)}) + "\n" for _ in range(30))
+    (tmp_path / "corpus/web/a.jsonl").write_text(good)
+    for name in ("b.parquet", "c.jsonl.zst"):
+        (tmp_path / "corpus/web" / name).write_bytes(b"")
+    config = RunConfig(
+        tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(5), mix=Mix(holdout=0.1), max_malformed=0.1,
+        tokenizer=Tokenizer(vocab_size=300, exact=False),
+    )  # fmt: skip
+    run(config)
+    alarm = "2 damaged files left out: web/b.parquet ("
+    assert json.loads((config.out / FUNNEL_FILE).read_text())["warnings"][0].startswith(alarm)
+    card(config.out)
+    assert f"- {alarm}" in (config.out / "tokens/README.md").read_text()
+    with pytest.raises(AlarmError, match=r"normalize_text raises 1 alarm.*2 damaged files left out"):
+        run(replace(config, strict=True))
 
 
 def test_strict_ends_after_the_stage_with_exit_code_3(

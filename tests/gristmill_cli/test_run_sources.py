@@ -13,6 +13,7 @@ from gristmill.io.corpus import Source
 from gristmill_cli.cards.data_card import card
 from gristmill_cli.report.write import report
 from gristmill_cli.run import run
+from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import Filter, Mix, RunConfig, Tokenizer
 from gristmill_cli.run_records import plan_table
 from gristmill_cli.stages.pipeline import STAGES, plan_stages
@@ -203,3 +204,15 @@ def test_folders_of_sources_are_named(config: RunConfig, capsys: pytest.CaptureF
     run(folders)
     said = capsys.readouterr().err
     assert "normalize_text: prepare: 1 of 2 tasks runs: source new new (1 file), source z gone (1 file)\n" in said
+
+
+def test_folders_that_no_table_of_sources_reads_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "forgotten", "d/deep"):
+        (tmp_path / "corpus" / name).mkdir(parents=True)
+        write_records(tmp_path / "corpus" / name / "a.jsonl", [{"text": "a text of some words"}] * 3)
+    config = RunConfig(tmp_path / "corpus", tmp_path / "out", sources={"a": Source(), "other": Source(path="d/deep")})
+    check_config(config)
+    said = capsys.readouterr().err
+    assert f"note: 1 folder of {config.corpus} not read, such as forgotten: no table [sources.NAME]" in said
+    check_config(replace(config, sources={}))
+    assert "no table [sources.NAME]" not in capsys.readouterr().err
