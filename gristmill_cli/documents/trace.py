@@ -193,6 +193,11 @@ class Tracer:
             yield str(record.raw), self.follow(record)
         if not records:
             fates = list(self._after_cleaning(key))
+            if not fates and not load_record(self.out, FIRST_STAGE):
+                raise UsageError(
+                    f"{self.out}: {FIRST_STAGE} has not finished, which notes what became of {key}: run the same "
+                    "`gristmill run` again, then trace it"
+                )
             if not fates:
                 raise UsageError(
                     f"{self.out} knows no document {key}: expected a key FILE@ROW (rows from 0) of the corpus, an id, "

@@ -95,12 +95,10 @@ class NormalizeText(StageSpec):
             check_ftfy()
 
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
-        """Yield files left out as damaged, and those whose documents are far longer or shorter than in others."""
+        """Yield files left out as damaged, and those whose documents are far longer, or shorter, than others."""
         if counts.damaged:
-            yield (
-                f"{count_of(len(counts.damaged), 'damaged file')} left out: {counts.damaged_files()}: fetch them again, "
-                "or take them out of the corpus"
-            )
+            number = count_of(len(counts.damaged), "damaged file")
+            yield f"{number} left out: {counts.damaged_files()}: fetch them again, or take them out of the corpus"
         ledger = Ledger(self.path(run.config) / STATE_DIR, self.name)
         yield from odd_lengths(counts_by_file(ledger, "prepare"), run.config.alarms.length)
         if _has_rules(run.config):

@@ -23,6 +23,8 @@ from gristmill.io.token_shards import Manifest, open_shards
 from gristmill_cli.documents.trace import Fate, Tracer, trace
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Apply, Dedup, Filter, Lines, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_records import remove_record
+from gristmill_cli.stages.pipeline import plan_stages
 from tests.gristmill_cli.corpus import make_corpus, write_records
 from tests.gristmill_cli.documentation import commands, shell
 
@@ -258,6 +260,15 @@ def test_the_command_prints_each_stage(config: RunConfig) -> None:
 def test_a_document_that_is_none_is_said_so(config: RunConfig, document: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         trace(config.out, document)
+
+
+def test_a_run_that_was_killed_in_its_first_stage_says_so(config: RunConfig, tmp_path: Path) -> None:
+    killed = tmp_path / "out"
+    shutil.copytree(config.out, killed, ignore=shutil.ignore_patterns("facts", "*.facts", "mix"))
+    for stage in plan_stages(config):
+        remove_record(killed, stage)
+    with pytest.raises(UsageError, match=r"normalize_text has not finished, which notes what became of own/a.jsonl@9"):
+        trace(killed, "own-8")
 
 
 def test_two_documents_of_one_id_are_named(config: RunConfig, tmp_path: Path) -> None:
