@@ -371,7 +371,8 @@ def _other(evidence: Evidence) -> Pattern:
     axes = likely_axes(evidence)
     named = f" Here the ranks along {' and '.join(axes)} do that." if axes else ""
     sentence = (
-        "The values are others, not scaled or moved ones: what enters this module is right, so look within it, at what "
-        f"depends on a rank's own part: masks, positions, random numbers, statistics, the choice of experts.{named}"
+        "The values are others, not scaled or moved ones: what they are computed from is right, so look at what "
+        "computes them, where it depends on a rank's own part: masks, positions, random numbers, statistics, the "
+        f"choice of experts.{named}"
     )
     return Pattern("other", sentence, axes)
