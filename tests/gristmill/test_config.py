@@ -157,7 +157,7 @@ def test_a_wrong_file_says_key_given_and_wanted(tmp_path: Path, toml: str, messa
             "unknown option --stones.turns_per_minut; did you mean --stones.turns_per_minute?",
         ),
         ("--turns_per_minute 3", "did you mean --stones.turns_per_minute?"),
-        ("--zzzzzz", "there are --out_dir, --stones.wood"),
+        ("--zzzzzz", "there are --out_dir, --weights"),
         ("--stones 3", "unknown option --stones; there are --stones.wood, --stones.turns_per_minute, --stones.sp"),
         (
             "--stones.turns_per_minute 1.5",

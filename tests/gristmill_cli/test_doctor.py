@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from gristmill.errors import UsageError
 from gristmill_cli import doctor
 from gristmill_cli.doctor import DEVELOPMENT, EXTRAS, missing, requirements_of
 from gristmill_cli.needed_extras import needed_extras
@@ -52,6 +53,23 @@ def test_all_extras_that_a_run_needs_are_named_at_once(monkeypatch: pytest.Monke
     assert "try pip install 'gristmill[web,ftfy]'" in console.file.getvalue()
     file.write_text("corpus = 'hf://datasets/a/b'\nout = 'out'\nexecutor = 'ray'\n[tokenizer]\nfile = 'm.model'\n")
     assert [*needed_extras(file)] == ["ray", "hub"]
+
+
+def test_extras_of_a_recipe_are_named_though_they_are_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("language_model", "languages", "personal"):
+        monkeypatch.setattr(f"preprocessing.quality.{module}.find_spec", lambda _: None)
+    rules = tmp_path / "rules.toml"
+    rules.write_text("language = { allow = ['en'] }\nwords.min = 3\npersonal = { mail = true, iban = true }\n")
+    file = tmp_path / "run.toml"
+    file.write_text(f"corpus = 'corpus'\nout = 'out'\nrecipe = '{rules}'\n[scores.edu]\nfasttext = 'edu.bin'\n")
+    assert [*needed_extras(file)] == ["language", "personal", "fasttext"]
+    rules.write_text("personal = { mail = true }\n")
+    assert [*needed_extras(file)] == ["fasttext"]
+    rules.write_text("personal = \n")
+    with pytest.raises(UsageError, match=r"rules\.toml: invalid TOML"):
+        needed_extras(file)
 
 
 def test_without_extras_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
