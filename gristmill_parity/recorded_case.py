@@ -38,7 +38,7 @@ def record_case(case: Case, folder: Path, perturb: Perturb | None = None) -> Non
             micro_batches=case.layout.micro_batches, loss_scale=run.train_step.stability.scale,
             leave_out=(PassOn,), rename=places.rename,
         ) as recorder:  # fmt: skip
-            for name, weight in _held({p.name: p.local for p in model.params}).items():
+            for name, weight in held_values({p.name: p.local for p in model.params}).items():
                 recorder.write(name, "initial weight", weight, step=0)
             run.plugins.plugins.append(_Recording(recorder, model))
             for step in range(1, STEPS + 1):
@@ -62,12 +62,12 @@ class _Recording(Plugin):
     @contextmanager
     def update(self, loss_scale: float) -> Iterator[None]:
         gradients = {p.name: p.local.grad for p in self.model.params}
-        self.recorder.after_backward({name: x / loss_scale for name, x in _held(gradients).items()})
+        self.recorder.after_backward({name: x / loss_scale for name, x in held_values(gradients).items()})
         yield
-        self.recorder.after_step(_held({p.name: p.local for p in self.model.params}))
+        self.recorder.after_step(held_values({p.name: p.local for p in self.model.params}))
 
 
-def _held(values: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def held_values(values: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """Leave out what this rank has nothing of."""
     return {name: value.detach() for name, value in values.items() if value is not None and value.numel()}
 

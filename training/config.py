@@ -20,6 +20,7 @@ from training.optim.optimizer_kinds import KINDS
 from training.optim.stability import StabilityConfig
 from training.own_code import check_own, is_own
 from training.profiling.profile_config import ProfileConfig
+from training.profiling.record_config import RecordConfig
 from training.reporting.reporting_config import EvalConfig, MetricsConfig
 
 Precision = Literal["fp32", "bf16", "fp16", "fp64"]
@@ -45,6 +46,7 @@ class TrainConfig:
     replicas: ReplicasConfig = field(default_factory=ReplicasConfig)
     stability: StabilityConfig = field(default_factory=StabilityConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
     seed: int = 1
     """Seed of the initial weights, the dropout masks, the order of sequences and sampled text."""
     precision: Precision = "fp32"
@@ -108,6 +110,9 @@ class TrainConfig:
         self.optim.check()
         self.data.check()
         self.profile.check(self.optim.steps)
+        self.record.check(self.optim.steps)
+        if self.record.steps:
+            self._check_recorded()
         self.eval.check()
         require(
             self.init_from is None or self.branch_from is None,
@@ -141,3 +146,20 @@ class TrainConfig:
         if self.compile and self.precision == "fp64":
             reason = "before, compiled attention on a CPU takes float64 for float32"
             require_torch("2.13", "compile with precision fp64", reason, "--compile false, or --precision fp32")
+
+    def _check_recorded(self) -> None:
+        """Raise UsageError for options with which steps cannot be recorded."""
+        reject_remote(self.out_dir, option="record.steps with out_dir")
+        alternative = "try without --record.steps"
+        require(not self.compile, f"record.steps with compile: compiled blocks call no hooks; {alternative}")
+        own = {
+            "parallel.local_steps": bool(self.parallel.local_steps),
+            "parallel.compression": self.parallel.compression != "none",
+            "replicas.folder": self.replicas.folder is not None,
+        }
+        for option, is_given in own.items():
+            require(
+                not is_given,
+                f"record.steps with {option}: replicas have weights or sums of their own, which no other layout has; "
+                f"{alternative}",
+            )

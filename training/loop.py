@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 
+from gristmill.errors import require
 from training.checkpoint.run_folder import RunFolder, lock_run_folder
 from training.config import TrainConfig
 from training.distributed.hang_detection import report_failures
@@ -23,7 +24,8 @@ def train_as_planned(
 
     `on_step` is called before every step. On SIGINT or SIGTERM it saves a checkpoint, once there is a model, and raises
     SystemExit(128 + signal).
-    `make` takes the arguments of `Trainer`: a class of trainers whose gradients come from elsewhere.
+    `make` takes the arguments of `Trainer`: a class of trainers whose gradients come from elsewhere, or a function that
+    adds plug-ins to a trainer.
     """
     config = plan.config
     folders = data_folders(config.data)
@@ -35,6 +37,11 @@ def train_as_planned(
         lock_run_folder(folder),
         make(plan, device) as trainer,
     ):
+        require(
+            trainer.is_recorded or not config.record.steps,
+            "record.steps is given to a command that does not record; try gristmill train, or torchrun -m "
+            "gristmill_cli.train",
+        )
         trainer.stop_signals = stop
         stop.is_starting = False
         trainer.load()
@@ -76,10 +83,13 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def train_and_report_failures(config: TrainConfig) -> None:
-    """Train as a command does: where a rank fails, dies or hangs, one rank prints why, and every process ends."""
+def train_and_report_failures(config: TrainConfig, make: Callable[..., Trainer] = Trainer) -> None:
+    """Train as a command does: where a rank fails, dies or hangs, one rank prints why, and every process ends.
+
+    `make`: see `train_as_planned`.
+    """
     plan = RunPlan.of(config)
     with init_distributed(config.device, config.seconds_to_wait) as device:
         watch = StallWatch(config.seconds_to_wait, lambda: gpu_busy(device))
         with report_failures(watch):
-            train_as_planned(plan, watch.beat)
+            train_as_planned(plan, watch.beat, make)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
 from training.distributed.stop_signals import StopSignals
+from training.model.batch import TokenBatch
 
 LogRecord = tuple[str, int, dict[str, Any]]  # kind, step, values
 
@@ -46,6 +47,9 @@ class Plugin:
     def step(self, step: int) -> AbstractContextManager[None]:
         """Context of step `step` (from 1)."""
         return nullcontext()
+
+    def before_backward(self, batch: TokenBatch, scale: float) -> None:
+        """`ParallelModel.forward_backward` is about to be called with these arguments."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Context of a part of a step: data, backward (forward, too)."""
@@ -112,6 +116,10 @@ class Plugins(Plugin):
 
     def step(self, step: int) -> AbstractContextManager[None]:
         return _together(plugin.step(step) for plugin in self.plugins)
+
+    def before_backward(self, batch: TokenBatch, scale: float) -> None:
+        for plugin in self.plugins:
+            plugin.before_backward(batch, scale)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return _together(plugin.phase(name) for plugin in self.plugins)

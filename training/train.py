@@ -5,7 +5,7 @@ are known to be right.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from training.distributed.launchers import adopt_launcher
 
 if TYPE_CHECKING:
     from training.reporting.metrics_file import Summary
+    from training.trainer import Trainer
 
 
 def train(config: TrainConfig) -> "Summary":
@@ -33,14 +34,20 @@ def train(config: TrainConfig) -> "Summary":
     return train_as_planned(RunPlan.of(config))
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train. On a user error every process exits with its code, and one prints it."""
+def main(argv: Sequence[str] | None = None, make: "Callable[..., Trainer] | None" = None) -> None:
+    """Parse the command line and train. On a user error every process exits with its code, and one prints it.
+
+    `make` makes the trainer in place of `Trainer`, as in `train_as_planned`.
+    """
     with exit_on_user_error():
         with ends_at_ctrl_c():  # until torch is imported
             config = read_options(TrainConfig, argv, prog="gristmill train")
             config.check()
             from training.loop import train_and_report_failures
-        train_and_report_failures(config)
+        if make is None:
+            train_and_report_failures(config)
+        else:
+            train_and_report_failures(config, make)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,10 @@ class TrainStep:
         """
         lr = learning_rate(step - 1, self.config)
         loss_scale = self.stability.scale
+        scale = loss_scale / targets.averaged
+        self.plugins.before_backward(batch, scale)
         with self.plugins.phase("backward"):
-            local_loss = self.model.forward_backward(batch, loss_scale / targets.averaged)
+            local_loss = self.model.forward_backward(batch, scale)
         squared_norm = squared_grad_norm(self.model.params, self.model.world.device)
         z_loss = self.model.take_z_loss()
         seconds = time.perf_counter() - started

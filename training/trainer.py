@@ -116,6 +116,7 @@ class Trainer:
         self._warned = False
         self.unreported = list[StepMetrics]()
         self.hugging_face: dict[str, dict[str, Any]] = {}  # of an imported model: see CheckpointRecord
+        self.is_recorded = False  # by a plug-in that writes the steps of config.record
         self.stop_signals = StopSignals()  # those of the loop that calls `step`
 
     def load(self) -> None:

@@ -14,8 +14,9 @@ def check(run_a: Positional[Path], run_b: Positional[Path], steps: int = 0, tole
 
     Of the same layout all numbers must be equal bit for bit: losses, gradient norms and checkpoints, also where one of
     the runs was stopped and resumed. Of different layouts losses, and the gradient norm of the first step, must be
-    equal but for rounding. The first step that differs is named, and the first tensor of the first checkpoint. Reads
-    metrics.jsonl and the checkpoints that both runs kept; changes nothing.
+    equal but for rounding. The first step that differs is named, and the first tensor of the first checkpoint; of steps
+    that both runs recorded (--record.steps), also the first wrong tensor of the model. Reads metrics.jsonl, the
+    checkpoints that both runs kept, and the recordings; changes nothing.
 
     Args:
         run_a: The --out_dir of a training run.
@@ -37,6 +38,7 @@ def check(run_a: Positional[Path], run_b: Positional[Path], steps: int = 0, tole
     for run in runs:
         print(run.describe())
     from gristmill_parity.gates.difference import Comparison
+    from gristmill_parity.gates.recordings import compare_recordings
     from training.distributed.process_group import init_distributed
 
     with init_distributed("cpu"):
@@ -60,10 +62,15 @@ def check(run_a: Positional[Path], run_b: Positional[Path], steps: int = 0, tole
         firsts = comparison.of_steps(), comparison.of_evaluations(), comparison.of_checkpoints()
         differences = [first for first in firsts if first]
         of_weights = comparison.of_weights()
+        recordings = list(compare_recordings(comparison))
+    differences += [recorded.difference for recorded in recordings if recorded.difference]
     for each in differences:
         print(f"first difference in {each}")
     if of_weights:
         print(of_weights)
+    for recorded in recordings:
+        if recorded.said:
+            print(recorded.said)
     if differences:
         earliest = min(differences, key=lambda each: each.step)
         on_gpu = runs[0].setting(last).get("device") == "cuda"

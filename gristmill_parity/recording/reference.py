@@ -19,6 +19,8 @@ _OF_COPIES = 1.0
 """Spreads that copies may differ among ranks, which compute them from the same numbers or receive them."""
 _ROUNDING = 0.6
 """Epsilons that a tensor is off by being stored: at most half of one."""
+_ROUNDING_OF_A_SUM = 4.0
+"""Epsilons that a single number may be off: it is a sum, as the loss, and layouts add its terms in another order."""
 _PRECISION = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -65,7 +67,7 @@ class Reference:
         spread, of_rows = self._spread(key, expected)
         norm = float(np.linalg.norm(expected))
         norms = np.linalg.norm(rows_of(expected), axis=1)
-        stored = _ROUNDING * epsilon
+        stored = (_ROUNDING if expected.size > 1 else _ROUNDING_OF_A_SUM) * epsilon
         of_tensor = self._spreads_of(expected.size) * spread + stored * norm
         row_spreads = of_rows + spread / max(1.0, len(of_rows) ** 0.5)
         rows = _OF_ROWS * self._spreads * row_spreads + stored * norms

@@ -91,6 +91,14 @@ class ParallelModel:
         self.sums.run()
         return self._count_once(loss)
 
+    def discard_pass(self) -> None:
+        """Forget what a forward and backward pass left besides gradients: losses, and the loads of experts."""
+        self.z_loss.take()
+        self.sequence_losses.take()
+        if self.routing is not None:
+            for router in self.routing.routers.values():
+                router.forget()
+
     @property
     def buffers(self) -> dict[str, Tensor]:
         """Return tensors that checkpoints have besides parameters, by name; the same on all ranks that have them."""

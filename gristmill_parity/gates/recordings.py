@@ -1,0 +1,123 @@
+"""Recordings: where the recorded steps of two runs first differ, the tensor, the rank and what it looks like."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gristmill.errors import InputError
+from gristmill.wording import count_of
+from gristmill_parity.gates.difference import Comparison, FirstDifference
+from gristmill_parity.recording.compare import compare
+from gristmill_parity.recording.files import Entry, RankRecording, Recording, RecordingError
+from gristmill_parity.recording.perturb import BASE, PERTURBED
+from training.profiling.record_config import RECORDINGS, recording_of
+
+_AFTER_UPDATE = ("weight",)
+"""AdamW makes whole steps of what is rounding in a gradient, so that no layout has another's weights."""
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """What two runs' recordings of a step say: a sentence, and the first difference if there is one."""
+
+    said: str
+    difference: FirstDifference | None = None
+
+
+def compare_recordings(comparison: Comparison) -> Iterator[RecordedStep]:
+    """Yield what the recordings say of each step that one of the runs recorded.
+
+    Of one layout every bit is to be equal. Other layouts are compared in the first step in which they are other ones:
+    both had the same weights then. Raises InputError for recordings that cannot be compared.
+    """
+    folders = [comparison.first.folder, comparison.second.folder]
+    recorded = [_recorded_steps(folder) for folder in folders]
+    begins = max(comparison.steps[0], comparison.last_exact + 1)
+    for step in sorted(recorded[0] | recorded[1]):
+        if step not in comparison.steps:
+            continue
+        lacking = [folder for folder, steps in zip(folders, recorded, strict=True) if step not in steps]
+        if lacking:
+            yield RecordedStep(f"recording of step {step}: not compared, {lacking[0]} has none")
+            continue
+        one, other = (recording_of(folder, step) for folder in folders)
+        try:
+            if step <= comparison.last_exact:
+                yield _compare_bits(step, one, other)
+            elif step == begins:
+                yield _compare_to_rounding(step, one, other)
+            else:
+                yield RecordedStep(
+                    f"recording of step {step}: not compared, weights of different layouts differ after step {begins}; "
+                    f"let both runs begin from a checkpoint of step {step - 1} (--branch_from)"
+                )
+        except RecordingError as error:
+            raise InputError(f"recording of step {step}: {error}") from error
+
+
+def _recorded_steps(folder: Path) -> set[int]:
+    """Return the steps of which a run has a recording."""
+    names = [path.name.removeprefix("step-") for path in (folder / RECORDINGS).glob("step-*")]
+    return {int(name) for name in names if name.isdecimal()}
+
+
+def _compare_bits(step: int, one: Path, other: Path) -> RecordedStep:
+    """Compare two recordings of one layout, by the hashes of all tensors."""
+    first = Recording(one / BASE)
+    second = Recording(other / BASE)
+    earliest: tuple[int, RankRecording, Entry] | None = None
+    count = 0
+    for rank, twin in zip(first.ranks, second.ranks, strict=False):
+        hashes = dict(_numbered(twin))
+        for position, (key, entry) in enumerate(_numbered(rank)):
+            count += 1
+            same = hashes.get(key)
+            if same is not None and same.hash == entry.hash:
+                continue
+            if earliest is None or position < earliest[0]:
+                earliest = (position, rank, entry)
+            break
+    if earliest is None:
+        return RecordedStep(
+            f"recording of step {step}: {count_of(count, 'tensor')} of {count_of(len(first.ranks), 'rank')} are equal "
+            "bit for bit"
+        )
+    _, rank, entry = earliest
+    how = f"other bits on rank {rank.rank}; expected every bit to be equal"
+    if entry.key.kind not in _AFTER_UPDATE and _has_reference(one):
+        verdict = compare(one, other / BASE, _AFTER_UPDATE)
+        how += f". {_indented(str(replace(verdict, step=step)))}"
+    return RecordedStep("", FirstDifference(step, f"{entry.key}", how))
+
+
+def _numbered(rank: RankRecording) -> Iterator[tuple[tuple[object, ...], Entry]]:
+    """Yield the tensors of a rank, in the order of their recording, with a name that no other one has."""
+    seen = Counter[tuple[object, ...]]()
+    for entry in rank.entries:
+        name = (entry.key, entry.call, entry.again)
+        seen[name] += 1
+        yield (*name, seen[name]), entry
+
+
+def _compare_to_rounding(step: int, one: Path, other: Path) -> RecordedStep:
+    """Compare two recordings of other layouts; that of fewer ranks is the reference."""
+    sides = sorted((one, other), key=lambda folder: (not _has_reference(folder), len(Recording(folder / BASE).ranks)))
+    reference, run = sides
+    verdict = replace(compare(reference, run / BASE, _AFTER_UPDATE), step=step)
+    if verdict.is_clean:
+        return RecordedStep(
+            f"recording of step {step}: {count_of(verdict.compared, 'tensor')} are equal but for rounding; the largest "
+            f"difference is {verdict.share:.0%} of its tolerance"
+        )
+    _, _, text = str(verdict).partition(": ")  # without the tensor and the step, which FirstDifference says
+    return RecordedStep("", FirstDifference(step, verdict.tensor, f"in {run.parents[1]} {_indented(text)}"))
+
+
+def _has_reference(folder: Path) -> bool:
+    """True of a recording with perturbed passes."""
+    return any(folder.glob(f"{PERTURBED}-*"))
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n  ")
