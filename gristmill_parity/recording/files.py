@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill_parity.recording.placement import Coordinates, TensorPiece
-from gristmill_parity.recording.sketch import hash_of, sketch_of
+from gristmill_parity.recording.placement import Coordinates, Runs, TensorPiece
+from gristmill_parity.recording.sketch import hash_of, norm_of, sketch_of
 
 FORMAT = 1
 _HEADER = "rank-{:05}.json"
@@ -55,6 +55,20 @@ class Entry:
     """True of what was computed once more in the backward pass."""
 
 
+_Bits = tuple[int, str, tuple[int, ...], tuple[Runs, ...], tuple[int, ...]]
+"""What makes a tensor's summary: hash, dtype and shape of the values, their place in the whole tensor."""
+
+
+@dataclass
+class _Summary:
+    """What is kept of a tensor. An output that is the next module's input has one, as have weights that stay."""
+
+    text: str
+    """Norm and sketch, as JSON."""
+    offset: int = -1
+    """Of the values in the file; -1 until they are kept."""
+
+
 class Writer:
     """Writes a rank's recording: values as they come, so that none are held; the list of them at the end."""
 
@@ -66,32 +80,50 @@ class Writer:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _HEADER.format(rank)).unlink(missing_ok=True)
         self._values = (folder / _VALUES.format(rank)).open("wb")
-        self._entries: list[list[Any]] = []
+        # each as JSON: smaller than lists of numbers, and nothing that the garbage collector looks through
+        self._entries: list[str] = []
+        self._step = 0
+        self._summaries: dict[_Bits, _Summary] = {}
+        self._earlier: dict[_Bits, _Summary] = {}
 
     def write(self, key: Key, call: int, values: Tensor, piece: TensorPiece, keeps: bool, again: bool = False) -> None:
         """Add a tensor: its hash, norm and sketch, and its values if it `keeps` them."""
         values = values.detach()
         dtype = str(values.dtype).removeprefix("torch.")
-        offset = -1
-        if keeps:
-            offset = self._values.tell()
-            wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-            # a copy: torch resizes no storage that numpy has seen, as FSDP does with gathered parameters
-            copied = wide.to("cpu", copy=True, memory_format=torch.contiguous_format)
-            self._values.write(copied.numpy().tobytes())
-        is_float = values.is_floating_point()
-        sketch = sketch_of(values, piece.indices(), piece.shape).tolist() if is_float else []
-        norm = float(torch.linalg.vector_norm(values.double())) if is_float and values.numel() else 0.0
-        named = [key.step, key.name, key.kind, call, dtype, tuple(values.shape)]
-        self._entries.append([*named, piece.as_json(), hash_of(values), norm, sketch, offset, again])
+        shape = tuple(values.shape)
+        if key.step != self._step:
+            self._step = key.step
+            self._earlier = self._summaries
+            self._summaries = {}
+        digest = hash_of(values)
+        bits = (digest, dtype, shape, piece.index, piece.shape)
+        summary = self._summaries.get(bits) or self._earlier.get(bits) or self._summary(values, piece)
+        self._summaries[bits] = summary
+        if keeps and summary.offset < 0:
+            summary.offset = self._values.tell()
+            self._values.write(_octets(values).data)
+        offset = summary.offset if keeps else -1
+        named = [key.step, key.name, key.kind, call, dtype, shape]
+        described = json.dumps([*named, piece.as_json(), digest])
+        self._entries.append(f"{described[:-1]}, {summary.text}, {offset}, {json.dumps(again)}]")
+
+    @staticmethod
+    def _summary(values: Tensor, piece: TensorPiece) -> "_Summary":
+        if not values.is_floating_point():
+            return _Summary("0.0, []")
+        wide = values if values.dtype in (torch.float32, torch.float64) else values.float()
+        norm = norm_of(wide) if values.numel() else 0.0
+        sketch = sketch_of(wide, piece.index, piece.shape).tolist()
+        return _Summary(f"{json.dumps(norm)}, {json.dumps(sketch)}")
 
     def close(self) -> None:
         """Write the list of tensors; a recording without it is incomplete."""
         self._values.close()
-        header = {"format": FORMAT, "rank": self.rank, "size": self.size, "axes": self.axes, "tensors": self._entries}
+        header = json.dumps({"format": FORMAT, "rank": self.rank, "size": self.size, "axes": self.axes})
+        tensors = ",\n".join(self._entries)
         path = self.folder / _HEADER.format(self.rank)
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(header), encoding="utf-8")
+        partial.write_text(f'{header.removesuffix("}")}, "tensors": [\n{tensors}\n]}}\n', encoding="utf-8")
         partial.replace(path)
 
     def __enter__(self) -> "Writer":
@@ -104,6 +136,15 @@ class Writer:
             self.close()
         else:
             self._values.close()
+
+
+def _octets(values: Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor's values as they are written: those of 16 bits as float32."""
+    wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+    # a copy: torch resizes no storage that numpy has seen, as FSDP does with gathered parameters
+    copied = wide.to("cpu", copy=True, memory_format=torch.contiguous_format)
+    octets: np.ndarray[Any, Any] = copied.numpy().reshape(-1).view(np.uint8)
+    return octets
 
 
 class RankRecording:

@@ -1,5 +1,6 @@
 """Placement: the piece of a global tensor that a rank has, by the axes of the mesh of ranks."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -130,32 +131,48 @@ def piece_of(tensor: Tensor, placement: Placement | Box, axes: Coordinates) -> t
         kinds = dict(placement)
         divided = placement
         box = Box((0,) * tensor.ndim, tuple(tensor.shape))
-    dims = [kind.dim for kind in divided.values() if isinstance(kind, Shard)]
-    unfit = [dim for dim in dims if not -tensor.ndim <= dim < tensor.ndim]
+    piece = _piece_of_box(
+        tuple(tensor.shape), tuple(box.offset), tuple(box.shape), tuple(kinds.items()), tuple(divided.items()),
+        tuple(axes.items()),
+    )  # fmt: skip
+    return tensor, piece
+
+
+@functools.lru_cache(maxsize=4096)
+def _piece_of_box(
+    shape: tuple[int, ...],
+    offset: tuple[int, ...],
+    whole: tuple[int, ...],
+    kinds: tuple[tuple[str, Kind], ...],
+    divided: tuple[tuple[str, Kind], ...],
+    coordinates: tuple[tuple[str, tuple[int, int]], ...],
+) -> TensorPiece:
+    """Return the piece of a box of `whole`, whose sizes are those before the axes of `divided` divide it."""
+    axes = dict(coordinates)
+    count = len(shape)
+    dims = [kind.dim for _, kind in divided if isinstance(kind, Shard)]
+    unfit = [dim for dim in dims if not -count <= dim < count]
     if unfit:
         raise IndexError(f"it has no dimension {unfit[0]}")
-    sizes = list(box.shape)
+    sizes = list(whole)
     index = list[np.ndarray[Any, np.dtype[np.int64]]]()
-    for dim in range(tensor.ndim):
-        own = [
-            (name, kind) for name, kind in divided.items() if isinstance(kind, Shard) and kind.dim % tensor.ndim == dim
-        ]
+    for dim in range(count):
+        own = [(name, kind) for name, kind in divided if isinstance(kind, Shard) and kind.dim % count == dim]
         own = [(name, kind) for name, kind in own if name in axes]
         for name, _ in own:
             sizes[dim] *= axes[name][1]
         of_dim = np.arange(sizes[dim], dtype=np.int64)
         for name, kind in own:
             of_dim = _selected(of_dim, kind, *axes[name])
-        index.append(of_dim[box.offset[dim] : box.offset[dim] + tensor.shape[dim]])
-    present = {name: kind for name, kind in kinds.items() if name in axes and axes[name][1] > 1}
-    piece = TensorPiece(
+        index.append(of_dim[offset[dim] : offset[dim] + shape[dim]])
+    present = [(name, kind) for name, kind in kinds if name in axes and axes[name][1] > 1]
+    return TensorPiece(
         tuple(sizes),
         tuple(compress_indices(each) for each in index),
-        {name: kind.dim % max(1, tensor.ndim) for name, kind in present.items() if isinstance(kind, Shard)},
-        {name: kind.reduce for name, kind in present.items() if isinstance(kind, Partial)},
-        tuple(name for name, kind in present.items() if isinstance(kind, Replicate)),
+        {name: kind.dim % max(1, count) for name, kind in present if isinstance(kind, Shard)},
+        {name: kind.reduce for name, kind in present if isinstance(kind, Partial)},
+        tuple(name for name, kind in present if isinstance(kind, Replicate)),
     )
-    return tensor, piece
 
 
 def _selected(
