@@ -12,6 +12,8 @@ Read in this order:
     comparison.py     the differences, their limits, and the traffic against its formulas
     explain.py        of a red row the first tensor that is wrong, and what the difference looks like
     recorded_case.py  what each rank of such a row runs, with a recorder on its part of the model
+    recorded_training.py  a run of the trainer that records steps, of `gristmill train --record.steps`
+    gates/            the command `gristmill check`: two runs compared by what they logged, saved and recorded
     recording/        recordings of any trainer's tensors, and their comparison; needs torch and numpy alone
 
 It imports the trainer, never the other way. docs/concepts/parallelism.md has the limits.
