@@ -289,7 +289,7 @@ def suggestion(given: str, known: Sequence[str]) -> str:
         return f"; there are {', '.join(section)}"
     parent = given.rpartition(".")[0]
     beside = [name for name in known if name.rpartition(".")[0] == parent]
-    nearest = _same_key(given, known) or _nearest_key(given, beside, 0.5) or _nearest_key(given, known, 0.6)
+    nearest = _same_key(given, known) or _nearest_key(given, beside) or _nearest_key(given, known)
     return f"; did you mean {nearest}?" if nearest else f"; there are {', '.join(beside or known)}"
 
 
@@ -314,10 +314,10 @@ def _same_key(given: str, known: Sequence[str]) -> str:
     return ""
 
 
-def _nearest_key(given: str, known: Sequence[str], cutoff: float) -> str:
+def _nearest_key(given: str, known: Sequence[str]) -> str:
     """Return the known name whose key is most like that of `given`: a section in common makes names no more alike."""
     by_key = {_squeezed_key(name): name for name in reversed(known)}
-    nearest = difflib.get_close_matches(_squeezed_key(given), by_key, n=1, cutoff=cutoff)
+    nearest = difflib.get_close_matches(_squeezed_key(given), by_key, n=1, cutoff=0.6)
     return by_key[nearest[0]] if nearest else ""
 
 

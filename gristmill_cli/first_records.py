@@ -25,7 +25,7 @@ def check_first_records(config: RunConfig) -> None:
     for it, and neither are damaged ones, which a run leaves out. With --max_failed no file is, as a run survives one
     that ends its reader's process, and this process would not.
     """
-    if config.from_ not in (None, FIRST_STAGE) or config.max_failed:
+    if store_of(config.corpus).needs_copies or config.from_ not in (None, FIRST_STAGE) or config.max_failed:
         return
     first_of_source = dict[str, CorpusFile]()
     for file in scan_inputs(config, config.corpus).files:

@@ -182,10 +182,11 @@ def test_a_signal_while_the_server_waits_loses_no_step(exact: AsyncConfig, tmp_p
 
 def test_a_worker_says_that_its_server_has_stopped(exact: AsyncConfig) -> None:
     """And ends with an error, so that what started it does so again."""
-    with workers(exact, False) as started:
+    config = replace(exact, optim=replace(exact.optim, steps=100_000))
+    with workers(config, False) as started:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
         with pytest.raises(SystemExit):
-            train_async(exact)
+            train_async(config)
     assert started[0].exitcode == 1
 
 
