@@ -164,22 +164,27 @@ def test_a_conversation_that_cannot_be_is_refused_in_one_sentence(
     assert "the chat template cannot lead a conversation: " in refused(capsys, *talk, "grain")
 
 
-def test_messages_are_typed_and_answered_one_by_one(tmp_path: Path, model: str) -> None:
-    """At a terminal the message is on the screen: only its answer is printed."""
-    (tmp_path / "chat.jinja").write_text(
-        "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %} {{ m.content }}"
-        "{% endgeneration %}{% else %} {{ m.content }}{% endif %}\n{% endfor %}"
-    )
+def _generate_at_terminal(model: str, *words: str) -> tuple[subprocess.Popen[str], int]:
+    """Return `gristmill generate` whose standard input is a terminal, and the end of that to type at."""
     ours, terminal = os.openpty()
-    words = ["--chat", "true", "--template", str(tmp_path / "chat.jinja"), "--tokens", "4", "--temperature", "0"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "gristmill_cli", "generate", model, *words],
+        [sys.executable, "-m", "gristmill_cli", "generate", model, "--tokens", "4", "--temperature", "0", *words],
         stdin=terminal,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=REPOSITORY,
         text=True,
     )
+    return process, ours
+
+
+def test_messages_are_typed_and_answered_one_by_one(tmp_path: Path, model: str) -> None:
+    """At a terminal the message is on the screen: only its answer is printed."""
+    (tmp_path / "chat.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %} {{ m.content }}"
+        "{% endgeneration %}{% else %} {{ m.content }}{% endif %}\n{% endfor %}"
+    )
+    process, ours = _generate_at_terminal(model, "--chat", "true", "--template", str(tmp_path / "chat.jinja"))
     assert process.stdout is not None
     for prompt in PROMPTS[:2]:
         os.write(ours, f"{prompt}\n".encode())
@@ -223,15 +228,7 @@ def test_torchrun_reads_standard_input_and_prints_once(capsys: pytest.CaptureFix
 
 def test_prompts_are_typed_one_by_one(model: str) -> None:
     """At a terminal each line is answered before the next one is typed."""
-    ours, terminal = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gristmill_cli", "generate", model, "--tokens", "4", "--temperature", "0"],
-        stdin=terminal,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=REPOSITORY,
-        text=True,
-    )
+    process, ours = _generate_at_terminal(model)
     assert process.stdout is not None
     for prompt in PROMPTS[:2]:
         os.write(ours, f"{prompt}\n".encode())
