@@ -1,4 +1,4 @@
-"""The line of a list that takes a document down, bound to its text and not to its row."""
+"""Make the line of a list that takes a document down, bound to its text and not to its row."""
 
 from pathlib import Path
 from typing import Any

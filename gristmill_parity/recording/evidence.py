@@ -11,9 +11,9 @@ from gristmill_parity.recording.files import Key, Recording
 EXPLAINED = 0.05
 """Of a difference, what a pattern may leave of it."""
 LEFT_IN_NOISE = 0.6
-"""The same where it is less than the tolerance: rounding is left of it, too."""
+"""What a pattern may leave of a difference below the tolerance, of which rounding is a part."""
 ALONG = 0.25
-"""How far the difference may be from the pattern's, along that."""
+"""How far the length of a difference along a pattern may be from the pattern's, as a share."""
 
 
 @dataclass

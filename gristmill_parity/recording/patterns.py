@@ -15,7 +15,7 @@ from gristmill_parity.recording.verdict import Pattern
 _LOW_PRECISION = 2.0**-7
 """Of a tensor, what rounding to 16 bits changes."""
 _ALMOST_NOTHING = 0.1
-"""Of a tensor's norm, what is left of it where its largest term is missing."""
+"""Share of a tensor's norm that may be left where its largest term is missing."""
 
 
 def find_pattern(evidence: Evidence) -> Pattern:

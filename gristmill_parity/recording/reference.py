@@ -12,7 +12,7 @@ from gristmill_parity.recording.perturb import BASE, EPSILON, PERTURBED
 OWN_PRECISION = 2.0
 """Spreads that a large tensor may be off, of a reference in the run's own precision: right layouts are off by one."""
 OTHER_PRECISION = 6.0
-"""The same of a reference in a higher precision: noise at the borders of modules stands for all that rounds within."""
+"""Spreads allowed beside a reference of higher precision, whose noise at borders of modules stands for all rounding."""
 _OF_ROWS = 2.0
 """A row may be off by so many times more: its spread is estimated from fewer numbers."""
 _OF_COPIES = 1.0

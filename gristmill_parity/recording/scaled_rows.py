@@ -10,7 +10,7 @@ from gristmill_parity.recording.verdict import Pattern
 _SHORTEST_ROW = 8
 """Values of a token in which a factor of its own is more than chance."""
 _BETTER = 0.7
-"""Of what one factor for all rows leaves of the difference, what factors of their own may leave."""
+"""Share that a factor for each row may leave, of what one factor for all rows leaves of the difference."""
 
 
 def scaled_rows(evidence: Evidence) -> Pattern | None:

@@ -22,7 +22,7 @@ _CHUNK = 1 << 15
 _CHUNKS_ON_GPU = 128
 """Chunks that a GPU hashes at once."""
 _BASE = 0x9E3779B97F4A7C15
-"""Of the polynomial that the hash is of its chunks' hashes; odd."""
+"""Base of the polynomial of chunks' hashes that a tensor's hash is; odd."""
 _WORD = 1 << 64
 _SMALLEST_SQUARE = 1e-30
 _LARGEST_SQUARE = 1e30
