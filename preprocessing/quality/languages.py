@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import UsageError
-from preprocessing.quality.language_model import LANGUAGE_LIBRARIES, language_model
+from preprocessing.quality.language_identifier import LANGUAGE_LIBRARIES, language_identifier
 from preprocessing.quality.pieces import hash_words
 from preprocessing.quality.words import WordSplitter, script_shares
 
@@ -69,7 +69,7 @@ class Languages:
         `label` and `score` are what its record says; without a field they are found.
         """
         if not self.field:
-            label, score = language_model().identify(text)
+            label, score = language_identifier().identify(text)
         table = read_table(self.path)
         language = table.find(label, text, is_of_model=not self.field)
         return language, language.name if language else label, score

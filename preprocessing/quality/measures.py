@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.kernels import kernel
-from preprocessing.quality.language_model import language_model
+from preprocessing.quality.language_identifier import language_identifier
 from preprocessing.quality.words import (
     ALPHABETIC,
     SCRIPTS,
@@ -122,7 +122,7 @@ class TextMeasures:
     @cached_property
     def language(self) -> tuple[str, float]:
         """Return the most likely language and its probability."""
-        return language_model().identify(self.text)
+        return language_identifier().identify(self.text)
 
     @cached_property
     def scripts(self) -> dict[str, float]:

@@ -103,17 +103,24 @@ def _mix(key: np.uint64, eight: np.uint64) -> np.uint64:
 
 
 @kernel
+def slot_of(slots: NDArray[np.uint64], key: np.uint64) -> np.uint64:
+    """Return the slot of a hash in a table of hashes and numbers (n, 2): a free one, of number 0, if it has it not."""
+    mask = np.uint64(len(slots) - 1)
+    slot = key & mask
+    while slots[slot, 1] and slots[slot, 0] != key:
+        slot = (slot + _ONE) & mask
+    return slot
+
+
+@kernel
 def _add(
     slots: NDArray[np.uint64], keys: NDArray[np.uint64], numbers: NDArray[np.int64], count: int, max_count: int
 ) -> int:
     """Add pieces that are not in a table that has `count`; return how many it has then."""
-    mask = np.uint64(len(slots) - 1)
     for i in range(len(keys)):
         if count >= max_count:
             break
-        slot = keys[i] & mask
-        while slots[slot, 1] and slots[slot, 0] != keys[i]:
-            slot = (slot + _ONE) & mask
+        slot = slot_of(slots, keys[i])
         count += slots[slot, 1] == 0
         slots[slot, 0] = keys[i]
         slots[slot, 1] = np.uint64(numbers[i] + 1)
@@ -129,11 +136,8 @@ def _find(
     special: NDArray[np.uint64],
     numbers: NDArray[np.int64],
 ) -> None:
-    mask = np.uint64(len(slots) - 1)
     for i in range(len(keys)):
-        slot = keys[i] & mask
-        while slots[slot, 1] and slots[slot, 0] != keys[i]:
-            slot = (slot + _ONE) & mask
+        slot = slot_of(slots, keys[i])
         numbers[i] = np.int64(slots[slot, 1]) - 1  # UNKNOWN if there is none
         if slots[slot, 1] == 0 and _is_word(text, borders[i, 0], borders[i, 1]):
             is_special = _is_special(text, borders[i, 0], borders[i, 1], special)

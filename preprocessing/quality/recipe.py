@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gristmill.arguments import one_of
 from gristmill.errors import UsageError
 from gristmill.wording import message_of
-from preprocessing.quality.language_model import LANGUAGE_LIBRARIES, check_language, language_model
+from preprocessing.quality.language_identifier import LANGUAGE_LIBRARIES, check_language, language_identifier
 from preprocessing.quality.languages import (
     Language,
     Languages,
@@ -349,7 +349,7 @@ def _language(recipe: str, value: Mapping[str, Any]) -> LanguageRule:
     if isinstance(min_score, bool) or not isinstance(min_score, int | float) or not 0 <= min_score <= 1:
         raise UsageError(f"recipe {recipe}: language.min_score: expected a probability from 0 to 1, got {min_score!r}")
     check_language()
-    known = set(language_model().labels)
+    known = set(language_identifier().labels)
     if strange := sorted(set(allow) - known):
         raise UsageError(f"recipe {recipe}: language.allow: unknown code {strange[0]!r}; {one_of(strange[0], known)}")
     return LanguageRule("language", max(min_score, sys.float_info.min), allow=tuple(allow))

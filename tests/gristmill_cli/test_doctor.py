@@ -58,7 +58,7 @@ def test_all_extras_that_a_run_needs_are_named_at_once(monkeypatch: pytest.Monke
 def test_extras_of_a_recipe_are_named_though_they_are_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("language_model", "languages", "personal"):
+    for module in ("language_identifier", "languages", "personal"):
         monkeypatch.setattr(f"preprocessing.quality.{module}.find_spec", lambda _: None)
     rules = tmp_path / "rules.toml"
     rules.write_text("language = { allow = ['en'] }\nwords.min = 3\npersonal = { mail = true, iban = true }\n")

