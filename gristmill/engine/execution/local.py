@@ -26,9 +26,9 @@ from gristmill.engine.execution.call import Call, Executor
 from gristmill.engine.execution.worker_deaths import (
     MAX_DEATHS,
     READING,
+    CurrentDocument,
     Journal,
     KnownDeaths,
-    Place,
     known_deaths,
     use_journal,
 )
@@ -177,7 +177,7 @@ class LocalExecutor:
         arguments = (self.worker_lock, self._journal)
         self._pool = ProcessPoolExecutor(self.workers, context, _start_worker, arguments)
 
-    def _run_alone(self, call: Call, how: str, place: Place | None) -> Any:
+    def _run_alone(self, call: Call, how: str, place: CurrentDocument | None) -> Any:
         """Run a call in which a worker has died, while no other runs, until it survives; return its result.
 
         Each attempt knows where those before it ended. Raises WorkerDied if that tells of no document.
@@ -195,9 +195,9 @@ class LocalExecutor:
                 del self._calls[future]
         raise WorkerDied(_describe_death(call, how, place, len(known.dead)))
 
-    def _find_deaths(self) -> dict[int, tuple[str, Place | None]]:
+    def _find_deaths(self) -> dict[int, tuple[str, CurrentDocument | None]]:
         """Return how workers died, and where, by the number of the call; not those that the pool ended then."""
-        deaths = dict[int, tuple[str, Place | None]]()
+        deaths = dict[int, tuple[str, CurrentDocument | None]]()
         for slot, worker in enumerate(self._started):
             if self._journal and worker.exitcode not in (None, 0, -signal.SIGTERM, TERMINATED):
                 number, place = self._journal.read(slot)
@@ -219,7 +219,7 @@ def _has_result(future: Future[Any]) -> bool:
     return future.done() and future.exception() is None
 
 
-def _describe_death(call: Call, how: str, place: Place | None = None, deaths: int = 0) -> str:
+def _describe_death(call: Call, how: str, place: CurrentDocument | None = None, deaths: int = 0) -> str:
     """Return where a worker died, and why that may be: by how it ended, and whether it ran a user's function.
 
     `deaths`: on so many documents workers died before, and these were to be set aside.

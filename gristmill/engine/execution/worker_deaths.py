@@ -22,7 +22,7 @@ _HEAD = struct.Struct("<qq?H")  # number of the call, row, whether it is tried a
 _SLOT = 1024  # bytes for each worker
 
 
-class Place(NamedTuple):
+class CurrentDocument(NamedTuple):
     """A document that a worker works on: slice and row, and whether a function was given it alone."""
 
     label: str
@@ -37,7 +37,7 @@ class KnownDeaths:
     dead: dict[tuple[str, int], str] = field(default_factory=dict)
     suspected: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def add(self, place: Place | None, how: str) -> bool:
+    def add(self, place: CurrentDocument | None, how: str) -> bool:
         """Add where and how a worker died; return whether another attempt can tell more, or leave the document out."""
         if place is None:
             return False
@@ -55,15 +55,15 @@ class Journal:
     def __init__(self, context: BaseContext, workers: int) -> None:
         self.memory = context.RawArray("c", workers * _SLOT)
 
-    def read(self, slot: int) -> tuple[int, Place | None]:
+    def read(self, slot: int) -> tuple[int, CurrentDocument | None]:
         """Return the number of the call that a worker has begun, and where it was; no place: in no document."""
         data = self.memory[slot * _SLOT : (slot + 1) * _SLOT]
         number, row, is_alone, length = _HEAD.unpack_from(data)
         label = data[_HEAD.size : _HEAD.size + length].decode(errors="replace")
-        return number, Place(label, row, is_alone) if label else None
+        return number, CurrentDocument(label, row, is_alone) if label else None
 
 
-class _Worker:
+class _WorkerState:
     """The state of this worker process: its slot in the journal, and what is known of the call that it runs."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class _Worker:
         self.memory[self.start : self.start + len(data)] = data
 
 
-_worker = _Worker()
+_worker = _WorkerState()
 
 
 def use_journal(journal: Journal, slot: int) -> None:
