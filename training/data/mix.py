@@ -245,7 +245,7 @@ class MixPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, sets=dict(zip(names, places, strict=False)))
 
 
-class Place(NamedTuple):
+class SetPositions(NamedTuple):
     """Where in the data sets each of n places of a run lies, (n,) int64 each."""
 
     part: Tensor
@@ -305,11 +305,11 @@ class MixOrder:
         """Return how many of the sequences `first` … `last` of the run are of each set."""
         return self.counts(torch.tensor([first, last])).diff()[:, 0].tolist()
 
-    def place(self, places: Tensor) -> Place:
+    def place(self, places: Tensor) -> SetPositions:
         """Return the data set, and the number in it, of the sequences at `places` (n,) int64 of the run, from 0."""
         before = self.counts(places)
         part = (self.counts(places + 1) - before).argmax(0)
-        return Place(part, before.gather(0, part[None])[0])
+        return SetPositions(part, before.gather(0, part[None])[0])
 
     def at(self, places: Tensor) -> Tensor:
         """Return the sequences at `places` (n,) int64 of the run, as `MixedSequences` counts them: (n,) int64."""
