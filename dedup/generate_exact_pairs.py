@@ -20,7 +20,7 @@ from dedup.candidates.exact_copies import (
     DIGESTED,
     DIGESTED_ROW,
     FIRST,
-    Places,
+    RowLocator,
     digest_facts,
     digest_slices,
     group_facts,
@@ -104,7 +104,7 @@ def generate_exact_pairs(
         sources = SourceRuns.of([group[0].name for group in groups])
         copies, joined = join_digests(run, digested, DIGESTED_ROW, "copies", join_copies, {"sources": sources})
         numbers = {name: number for number, name in enumerate(names)}
-        places = Places.of(groups, digested.values(list[int]), numbers)
+        places = RowLocator.of(groups, digested.values(list[int]), numbers)
         _write(run, names, places, copies, outputs)
         counts = run.finish(_join_counts(digested.counts, joined.counts))
     if not options.quiet:
@@ -155,7 +155,7 @@ def pair_exact_copies(
         for file in files:
             names_of_files.update(part.file for part in file.slices)
         names = sorted(names_of_files)
-        _write(run, names, Places.of_facts(groups, names), copies, outputs)
+        _write(run, names, RowLocator.of_facts(groups, names), copies, outputs)
         counts = _join_counts(digested.counts, joined.counts)
         counts = run.finish(counts.merge(run.note("files that are read", count_files(files))))
     if not options.quiet:
@@ -163,7 +163,7 @@ def pair_exact_copies(
     return counts
 
 
-def _write(run: StageRun, names: list[str], places: Places, copies: FileSet, outputs: tuple[Path, Path]) -> None:
+def _write(run: StageRun, names: list[str], places: RowLocator, copies: FileSet, outputs: tuple[Path, Path]) -> None:
     """Run the step that writes the lines and the table."""
     pairs, table = outputs
     arguments = {"names": names, "places": places, "copies": copies, "pairs": pairs, "table": table}
@@ -190,7 +190,7 @@ def remove_exact_pairs(out_file: Path) -> None:
         ledger.compact((), ledger.read())  # a file that is there later is not ours
 
 
-def write_pairs(names: list[str], places: Places, copies: FileSet, pairs: Path, table: Path, memory: int) -> None:
+def write_pairs(names: list[str], places: RowLocator, copies: FileSet, pairs: Path, table: Path, memory: int) -> None:
     """Task: write the copies of all digest ranges by key, as lines of keys and as a table; `names` are of files."""
     values = pa.array(names, pa.string())
     with (

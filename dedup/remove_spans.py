@@ -13,7 +13,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 from tyro.conf import Positional
 
 from dedup.candidates.digest_join import join_digests
-from dedup.candidates.exact_copies import Places
+from dedup.candidates.exact_copies import RowLocator
 from dedup.candidates.repeated_spans import (
     EMPTIED,
     FRAGMENT,
@@ -128,7 +128,7 @@ class _Spans:
         self.labels = [group[0].label for group in groups]
         self.first_rows = dict(zip(self.labels, first_rows, strict=True))
         self.names = names
-        self.places = Places.of(groups, first_rows, {name: number for number, name in enumerate(names)})
+        self.places = RowLocator.of(groups, first_rows, {name: number for number, name in enumerate(names)})
         self.cuts = {label: folder / "cuts" / f"{label}.bin" for label in self.labels}
         self.kept = {label: folder / "kept" / f"{label}.bin" for label in self.labels}
         self.open = {label: folder / "open" / f"{label}.bin" for label in self.labels}

@@ -1,7 +1,7 @@
 """Exact copies: documents whose text, or matching form, has the same digest as an earlier one.
 
 `digest_slices` writes the digests of a group's documents; `join_copies` sorts one range of digests of all groups and
-writes the copies in it. A document is named by its group and its row there until Places gives its key.
+writes the copies in it. A document is named by its group and its row there until RowLocator gives its key.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -132,7 +132,7 @@ def _starts_of(slices: Sequence[WrittenSlice], start: int) -> dict[str, int]:
     return starts
 
 
-class Places(NamedTuple):
+class RowLocator(NamedTuple):
     """The slices (n) of a corpus in order, to turn rows in groups into rows in files."""
 
     starts: NDArray[np.uint64]  # group and row in the group of each slice's first row, packed

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dedup.candidates.digest_join import BLOCK, DIGEST, sorted_records, with_group
-from dedup.candidates.exact_copies import Places, find_copies
+from dedup.candidates.exact_copies import RowLocator, find_copies
 from dedup.spans.blocks import PIECE_BYTES, Piece, cut_pieces, digest_windows, find_blocks
 from dedup.spans.cuts import keeps_any, plan_cuts, spans_of_rows, without
 from dedup.spans.joins import (
@@ -350,7 +350,7 @@ class _RowReader:
         return self._next[1] if self._next is not None and self._next[0] == row else self._empty
 
 
-def name_kept(lost: Path, names: list[str], places: Places, keep: KeepSpan, table: Path) -> None:
+def name_kept(lost: Path, names: list[str], places: RowLocator, keep: KeepSpan, table: Path) -> None:
     """Task: write the table of what documents lost, with the document that kept it, if one did."""
     values = pa.array(names, pa.string())
     columns = ["file", "row", "start", "bytes", "removed"]
