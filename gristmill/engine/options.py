@@ -22,18 +22,18 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
-class Shard:
+class TaskShard:
     """Process `index` of about `count`: which tasks it takes first."""
 
     index: int
     count: int
 
     @classmethod
-    def parse(cls, text: str) -> "Shard":
+    def parse(cls, text: str) -> "TaskShard":
         """Parse i/n, counted from 0 or from 1. Raises UsageError.
 
-        >>> Shard.parse("3/8"), Shard.parse("8/8")
-        (Shard(index=3, count=8), Shard(index=0, count=8))
+        >>> TaskShard.parse("3/8"), TaskShard.parse("8/8")
+        (TaskShard(index=3, count=8), TaskShard(index=0, count=8))
         """
         index, _, count = text.partition("/")
         if not (index.isdecimal() and count.isdecimal() and 0 <= int(index) <= int(count) and int(count)):
@@ -93,7 +93,7 @@ class RunOptions:
         if self.scratch and not is_folder(self.scratch) and os.access(self.scratch, os.F_OK):  # a device, too
             raise UsageError(f"--scratch {self.scratch}: expected a folder, got a file")
         if self.shard:
-            Shard.parse(self.shard)
+            TaskShard.parse(self.shard)
         if self.address and self.executor != "ray":
             raise UsageError(f"--address {self.address}: only --executor ray connects to a cluster: add it")
         if self.shard and self.executor == "ray":

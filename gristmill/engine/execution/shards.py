@@ -28,7 +28,7 @@ from gristmill.engine.execution.local import LocalExecutor
 from gristmill.engine.execution.progress import log_lines
 from gristmill.engine.execution.staging import TAKEN_OVER, Scratch
 from gristmill.engine.execution.task_queue import Failure, Heartbeat, OpenTasks, ProcessState, StepManifest, TaskQueue
-from gristmill.engine.options import RunOptions, Shard
+from gristmill.engine.options import RunOptions, TaskShard
 from gristmill.engine.task import LIBRARIES, library_version
 from gristmill.errors import (
     FinishedElsewhere,
@@ -73,7 +73,7 @@ class ShardExecutor:
         self.work = work
         self.state = state
         self.scratch = scratch
-        self.shard = Shard.parse(options.shard)
+        self.shard = TaskShard.parse(options.shard)
         self.manifest: StepManifest | None = None  # of the session in which this process is in charge
         self._running: dict[int, str] = {}  # names of this process's tasks, by position in the step
         self._helped: set[tuple[str, int]] = set()  # session and step; step 0: the session was seen

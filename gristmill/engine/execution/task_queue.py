@@ -26,7 +26,7 @@ import msgspec
 
 from gristmill.engine.execution.call import Call
 from gristmill.engine.execution.staging import TAKEN_OVER
-from gristmill.engine.options import Shard
+from gristmill.engine.options import TaskShard
 from gristmill.errors import GristmillError, OutputError, TakenOver
 from gristmill.storage.files import (
     FileInfo,
@@ -314,7 +314,7 @@ class OpenTasks:
         mine: Positions of the tasks that this process runs.
     """
 
-    def __init__(self, queue: TaskQueue, manifest: StepManifest, shard: Shard, poll: float) -> None:
+    def __init__(self, queue: TaskQueue, manifest: StepManifest, shard: TaskShard, poll: float) -> None:
         self.queue = queue
         self.manifest = manifest
         self.poll = poll

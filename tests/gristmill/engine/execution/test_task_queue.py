@@ -13,7 +13,7 @@ from gristmill.engine.execution.shards import code_versions, shard_executor
 from gristmill.engine.execution.staging import Scratch
 from gristmill.engine.execution.task_queue import Failure, Heartbeat, OpenTasks, StepManifest, TaskQueue
 from gristmill.engine.execution.task_run import TaskRun
-from gristmill.engine.options import RunOptions, Shard
+from gristmill.engine.options import RunOptions, TaskShard
 from gristmill.engine.staleness.records import DoneRecord
 from gristmill.engine.task import LIBRARIES, Task
 from gristmill.errors import DamagedFile, FinishedElsewhere, GristmillError, OutputError, UsageError
@@ -36,7 +36,7 @@ def record(name: str) -> DoneRecord:
 
 
 def shares(queues: tuple[TaskQueue, TaskQueue]) -> list[OpenTasks]:
-    return [OpenTasks(queue, STEP, Shard(index, 2), 0.0) for index, queue in enumerate(queues)]
+    return [OpenTasks(queue, STEP, TaskShard(index, 2), 0.0) for index, queue in enumerate(queues)]
 
 
 def test_each_task_is_taken_by_one_process_its_own_first(queues: tuple[TaskQueue, TaskQueue]) -> None:
