@@ -51,14 +51,14 @@ def remove_used(config: RunConfig, stages: Sequence[StageSpec], done: Sequence[S
             print(f"{stage.name}: removed {decimal(size)} that no later stage reads", file=sys.stderr, flush=True)
 
 
-class Skipped(NamedTuple):
+class SkippedStages(NamedTuple):
     """The stages that a run skips, and the position of the first stage that is not as before."""
 
     names: set[str]
     changed: int
 
 
-def find_skipped(config: RunConfig, stages: Sequence[StageSpec], first: int, end: int) -> Skipped:
+def find_skipped(config: RunConfig, stages: Sequence[StageSpec], first: int, end: int) -> SkippedStages:
     """Return the stages from `first` to `end` that a run skips, as documents are gone and nothing has changed.
 
     Raises UsageError if the documents of a stage before `first` are needed again.
@@ -66,7 +66,7 @@ def find_skipped(config: RunConfig, stages: Sequence[StageSpec], first: int, end
     records = {stage.name: load_record(config.out, stage.name) for stage in stages}
     gone = {name for name, record in records.items() if record and record.used_up}
     if not gone:
-        return Skipped(set(), first)
+        return SkippedStages(set(), first)
     skippable = [stage for stage in stages if stage.name in gone or _reads_any(config, stage, gone)]
     changed = end
     for position in range(first, end):
@@ -100,7 +100,7 @@ def find_skipped(config: RunConfig, stages: Sequence[StageSpec], first: int, end
             skipped.add(stage.name)
             if stage.name in gone:
                 _remove_documents(config, stage)  # what a run left that was killed while it removed them
-    return Skipped(skipped, changed)
+    return SkippedStages(skipped, changed)
 
 
 def outside_files(config: RunConfig, stage: StageSpec) -> str:
