@@ -82,13 +82,13 @@ def judge_slices(
                 url = str(document.value(field) or "") if field else ""
                 size = document.read_bytes
                 label, score = recipe.language_of(document.value)
-                verdict = recipe.judge(document.text, splitter, url, label, score)
-                if verdict.rule:
-                    removed.append((*document.key, verdict.rule, verdict.value, verdict.detail, document.own_id))
-                    counts.add(part.source, verdict.rule, size)
+                decision = recipe.judge(document.text, splitter, url, label, score)
+                if decision.rule:
+                    removed.append((*document.key, decision.rule, decision.value, decision.detail, document.own_id))
+                    counts.add(part.source, decision.rule, size)
                     continue
-                counts.add_replaced(verdict.replaced)
-                document.replace_text(verdict.text)
+                counts.add_replaced(decision.replaced)
+                document.replace_text(decision.text)
                 sink.write(document.to_json())
                 counts.add_written(part.source, utf8_size(document.text), size)
     write_rows(rows, REMOVED, removed)

@@ -134,8 +134,8 @@ class UrlList(Bounds):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Verdict of the rules on a document: the text to keep, or the rule that it fails, with its measure's value.
+class RuleDecision:
+    """Decision of the rules on a document: the text to keep, or the rule that it fails, with its measure's value.
 
     `replaced`: how many mail addresses, card numbers, … of the text that is kept were replaced, by kind.
     """
@@ -159,26 +159,28 @@ class Recipe:
     steps: tuple[Step, ...]
     languages: Languages | None = None
 
-    def judge(self, text: str, splitter: WordSplitter, url: str = "", label: str = "", score: float = 1.0) -> Verdict:
+    def judge(
+        self, text: str, splitter: WordSplitter, url: str = "", label: str = "", score: float = 1.0
+    ) -> RuleDecision:
         """Apply the steps until one removes the document; `url` is its address, for lists of these.
 
         `label` and `score` are what its record says of its language, if the recipe asks for that.
         """
         steps, stop_hashes, name, score = self.rules_for(text, label, score)
         if steps is None:
-            return Verdict(text, LANGUAGE, score, name)
+            return RuleDecision(text, LANGUAGE, score, name)
         measures = TextMeasures(text, splitter.of(name), url, stop_hashes)
         replaced = Counter[str]()
         for step in steps:
             if isinstance(step, Bounds):
                 if not step.allows(value := step.value(measures)):
-                    return Verdict(measures.text, step.name, value, step.detail(measures) or name)
+                    return RuleDecision(measures.text, step.name, value, step.detail(measures) or name)
                 continue
             changed, counts = step.rewrite(measures.text)
             replaced.update(counts)
             if changed != measures.text:
                 measures = measures.of(changed)
-        return Verdict(measures.text, replaced=replaced)
+        return RuleDecision(measures.text, replaced=replaced)
 
     def rules_for(
         self, text: str, label: str = "", score: float = 1.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from gristmill.steps import Batch, DocumentStep, Outcome
-from preprocessing.quality.recipe import Recipe, Verdict, parse_recipe, read_recipe
+from preprocessing.quality.recipe import Recipe, RuleDecision, parse_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 
 REPLACED = "replaced"  # begins the names of facts: how many mail addresses, card numbers, … were replaced
@@ -43,18 +43,18 @@ class RecipeRules(DocumentStep):
     def apply(self, batch: Batch) -> Outcome:
         recipe, splitter = _parsed(self.content, tuple(sorted(self.lists.items())))
         urls = batch.column(recipe.url_field) if recipe.url_field else [""] * len(batch)
-        verdicts = list[Verdict]()
+        decisions = list[RuleDecision]()
         for number, (text, url) in enumerate(zip(batch.texts, urls, strict=True)):
             label, score = recipe.language_of(partial(batch.read_field, number))
-            verdicts.append(recipe.judge(text, splitter, str(url or ""), label, score))
+            decisions.append(recipe.judge(text, splitter, str(url or ""), label, score))
         replaced = dict[str, list[int]]()
         for kind in recipe.replaces:
-            replaced[f"{REPLACED}_{kind}"] = [verdict.replaced.get(kind, 0) for verdict in verdicts]
+            replaced[f"{REPLACED}_{kind}"] = [decision.replaced.get(kind, 0) for decision in decisions]
         return Outcome(
-            texts=[verdict.text for verdict in verdicts],
-            reasons=[verdict.rule for verdict in verdicts],
-            values=[verdict.value for verdict in verdicts],
-            details=[verdict.detail for verdict in verdicts],
+            texts=[decision.text for decision in decisions],
+            reasons=[decision.rule for decision in decisions],
+            values=[decision.value for decision in decisions],
+            details=[decision.detail for decision in decisions],
             facts=replaced,
         )
 
