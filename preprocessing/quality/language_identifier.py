@@ -25,7 +25,7 @@ from preprocessing.quality.pieces import hash_bytes as hash_64
 from preprocessing.quality.pieces import slot_of
 from preprocessing.scoring.fasttext_features import (
     IS_SPACE,
-    Features,
+    FeatureTable,
     add_subwords,
     find_entry,
     is_end,
@@ -65,7 +65,7 @@ class LanguageIdentifier:
     """
 
     labels: tuple[str, ...]
-    features: Features
+    features: FeatureTable
     vectors: NDArray[np.float32]
     rows: NDArray[np.int32]
     outputs: NDArray[np.float32]
@@ -188,7 +188,7 @@ def _decode(codes: NDArray[np.uint8], columns: int, content: bytes, at: int) -> 
 @kernel
 def _add_text(
     text: NDArray[np.uint8],
-    model: Features,
+    model: FeatureTable,
     vectors: NDArray[np.float32],
     rows: NDArray[np.int32],
     words: _Words,
@@ -236,7 +236,7 @@ def _add_word(
     text: NDArray[np.uint8],
     start: int,
     end: int,
-    model: Features,
+    model: FeatureTable,
     vectors: NDArray[np.float32],
     rows: NDArray[np.int32],
     total: NDArray[np.float32],

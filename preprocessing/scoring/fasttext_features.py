@@ -16,7 +16,7 @@ from preprocessing.scoring.fasttext_file import PREFIX, FastTextFile
 from preprocessing.scoring.fasttext_words import (
     FNV_START,
     SHORT,
-    Texts,
+    JoinedTexts,
     WordGroup,
     find_words,
     hash_byte,
@@ -45,8 +45,8 @@ _LABEL_LOW = np.uint64(int.from_bytes(PREFIX.encode()[:8], "little"))
 _END_LOW = np.uint64(int.from_bytes(b"</s>", "little"))
 
 
-class Features(NamedTuple):
-    """What finds the features of texts for a model.
+class FeatureTable(NamedTuple):
+    """Tables of a model by which the features of texts are looked up.
 
     The dictionary is a hash table of `slots` of 32 bytes, so that none lies in two lines of the processor's cache: the
     first 16 bytes of an entry as two numbers, and one with its hash in the upper half and its number plus 1 in the
@@ -80,8 +80,8 @@ class Features(NamedTuple):
         raise ValueError(f"expected one of the model's labels, got {label!r}")
 
 
-def read_features(model: FastTextFile, file: NDArray[np.uint8]) -> tuple[Features, int]:
-    """Return what finds the features of a model, and where its dictionary ends in its file."""
+def read_features(model: FastTextFile, file: NDArray[np.uint8]) -> tuple[FeatureTable, int]:
+    """Return the tables of a model, and where its dictionary ends in its file."""
     entries = file[model.dictionary :]
     starts = np.zeros(model.words + model.label_count + 1, np.int64)
     stop = model.dictionary + find_entries(entries, starts)
@@ -89,7 +89,7 @@ def read_features(model: FastTextFile, file: NDArray[np.uint8]) -> tuple[Feature
     slots = _empty_slots(1 << max(2 * len(starts), 2).bit_length())
     fill_slots(entries, starts, texts, slots)
     end_row = find_entry(hash_bytes(_END, 0, len(_END)), _END, 0, len(_END), slots, texts, starts)
-    features = Features(
+    features = FeatureTable(
         slots,
         texts,
         starts,
@@ -183,10 +183,10 @@ def is_equal(content: NDArray[np.uint8], start: int, end: int, text: NDArray[np.
 
 @kernel(error_model="numpy")
 def find_features(
-    texts: Texts,
+    texts: JoinedTexts,
     first: int,
     stop: int,
-    model: Features,
+    model: FeatureTable,
     group: WordGroup,
     hashes: NDArray[np.int32],
     rows: NDArray[np.int32],
@@ -235,7 +235,7 @@ def find_features(
 
 
 @kernel
-def look_up(text: NDArray[np.uint8], model: Features, group: WordGroup, count: int) -> None:
+def look_up(text: NDArray[np.uint8], model: FeatureTable, group: WordGroup, count: int) -> None:
     """Write the hash and the row of words; _LABEL_ROW for labels, _END_ROW for what ends a line."""
     slots = model.slots
     mask = np.uint64(len(slots) - 1)
@@ -276,7 +276,7 @@ def look_up(text: NDArray[np.uint8], model: Features, group: WordGroup, count: i
 
 
 @kernel
-def add_pairs(hashes: NDArray[np.int32], model: Features, rows: NDArray[np.int32]) -> None:
+def add_pairs(hashes: NDArray[np.int32], model: FeatureTable, rows: NDArray[np.int32]) -> None:
     """Write the rows of pairs of words to `rows`, for a `bucket` of at least _MIN_BUCKET."""
     bucket = int(model.bucket)
     inverse = 1 / model.bucket
@@ -303,7 +303,9 @@ def remainder(value: np.uint64, divisor: int, inverse: float) -> int:
 
 
 @kernel(error_model="numpy")
-def add_ngrams(hashes: NDArray[np.int32], count: int, model: Features, rows: NDArray[np.int32], features: int) -> int:
+def add_ngrams(
+    hashes: NDArray[np.int32], count: int, model: FeatureTable, rows: NDArray[np.int32], features: int
+) -> int:
     """Add the rows of the word n-grams of `count` words to `features` others; return how many there are."""
     bucket = np.uint64(model.bucket)
     for i in range(count - 1):
@@ -329,7 +331,7 @@ def is_end(text: NDArray[np.uint8], start: int, end: int) -> bool:
 
 @kernel
 def add_subwords(
-    text: NDArray[np.uint8], start: int, end: int, model: Features, rows: NDArray[np.int32], features: int
+    text: NDArray[np.uint8], start: int, end: int, model: FeatureTable, rows: NDArray[np.int32], features: int
 ) -> int:
     """Add the rows of the subwords of a word, between < and >, to `features` others; return how many there are."""
     for i in range(start - 1, end + 1):

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from gristmill.budget import reserve_memory
 from gristmill.errors import wrap_read_errors
 from gristmill.kernels import kernel
-from preprocessing.scoring.fasttext_features import Features, find_features, read_features
+from preprocessing.scoring.fasttext_features import FeatureTable, find_features, read_features
 from preprocessing.scoring.fasttext_file import SHAPE, FastTextFile, read_sizes
-from preprocessing.scoring.fasttext_words import Texts, WordGroup
+from preprocessing.scoring.fasttext_words import JoinedTexts, WordGroup
 
 _SOFTMAX = 3
 _MAX_LABELS = 16  # with more, the products would take as much memory as the vectors
@@ -61,7 +61,7 @@ class FastTextScorer:
     those of all. A score whose doubt is above `max_doubt` is computed as fastText does; see score_texts.
     """
 
-    features: Features
+    features: FeatureTable
     products: NDArray[Any]
     vectors: NDArray[np.uint8]
     outputs: NDArray[np.float32]
@@ -84,7 +84,7 @@ class FastTextScorer:
 
     def score(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the probability of the label for each text; 0 for one that the model says nothing of."""
-        joined = Texts.join([text.encode() for text in texts])
+        joined = JoinedTexts.join([text.encode() for text in texts])
         scores = np.empty(len(texts), np.float32)
         max_words, max_features = self.features.max_counts(int(joined.sizes.max(initial=0)))
         with reserve_memory(2 * joined.content.nbytes + 4 * (max_words + max_features), "a document"):
@@ -138,8 +138,8 @@ class Matrices(NamedTuple):
 
 @kernel
 def score_texts(
-    texts: Texts,
-    features: Features,
+    texts: JoinedTexts,
+    features: FeatureTable,
     model: Matrices,
     group: WordGroup,
     hashes: NDArray[np.int32],

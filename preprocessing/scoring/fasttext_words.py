@@ -30,7 +30,7 @@ _ABOVE_RETURN = np.uint64(0x7272727272727272)  # from 14 on, the byte after a ca
 _TO_BITS = np.uint64(0x0102040810204080)  # times a number of bytes 0 or 1, it has these as its highest bits
 
 
-class Texts(NamedTuple):
+class JoinedTexts(NamedTuple):
     """Texts that follow one another, each with a space behind it: their bytes, `eights` from each byte on, `blocks`."""
 
     content: NDArray[np.uint8]
@@ -39,7 +39,7 @@ class Texts(NamedTuple):
     sizes: NDArray[np.int64]
 
     @classmethod
-    def join(cls, encoded: list[bytes]) -> "Texts":
+    def join(cls, encoded: list[bytes]) -> "JoinedTexts":
         """Return texts in UTF-8 as one array."""
         sizes = np.array([len(data) for data in encoded], np.int64)
         joined = b" ".join([*encoded, bytes(MARGIN)])

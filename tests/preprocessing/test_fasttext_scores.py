@@ -11,7 +11,7 @@ import fasttext
 import numpy as np
 import pytest
 
-from preprocessing.scoring.fasttext_features import Features, add_pairs
+from preprocessing.scoring.fasttext_features import FeatureTable, add_pairs
 from preprocessing.scoring.fasttext_file import DICTIONARY, HEADER, MAGIC, SHAPE, read_fasttext
 from preprocessing.scoring.fasttext_scores import FastTextScorer, can_score
 
@@ -80,8 +80,10 @@ def write_random_model(path: Path, shape: Shape) -> Path:
     return path
 
 
-def features_of_no_words(bucket: int) -> Features:
-    return Features(np.zeros((2, 4), np.uint64), np.zeros(0, np.uint8), np.zeros(1, np.int64), 0, -1, 2, bucket, 0, 0)
+def features_of_no_words(bucket: int) -> FeatureTable:
+    return FeatureTable(
+        np.zeros((2, 4), np.uint64), np.zeros(0, np.uint8), np.zeros(1, np.int64), 0, -1, 2, bucket, 0, 0
+    )
 
 
 SHAPES = {
