@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait as wait_for_end
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from gristmill.engine.execution.call import Call
-from gristmill.engine.execution.local import LocalExecutor
+from gristmill.engine.execution.local import LocalExecutor, PoolContext
 from gristmill.engine.execution.worker_deaths import note_place
 from gristmill.text import utf8_size
 from tests.gristmill_cli.corpus import ROOT, tree
@@ -205,6 +207,24 @@ def test_a_call_whose_worker_died_is_made_again_alone_and_no_other_is_lost(tmp_p
     with LocalExecutor(2) as executor:
         results = dict(executor.run(calls))
     assert results == dict(enumerate([0, 1, 2, 3, 4, 7, *range(5, 20)]))
+
+
+def test_threads_that_ask_at_once_are_told_one_exit_code() -> None:
+    """As the pool's thread and the driver do: the fork server sends the code once."""
+    context = PoolContext([])
+    codes = set[int | None]()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(40):
+            process = context.Process(target=os._exit, args=(6,))
+            process.start()
+            wait_for_end([process.sentinel])
+            with ThreadPoolExecutor(4) as threads:
+                codes.update(threads.map(lambda _, ended=process: ended.exitcode, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert codes == {6}
 
 
 def note_and_die_once(mark: Path) -> int:

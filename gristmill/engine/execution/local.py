@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, popen_forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_end
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
@@ -172,7 +172,7 @@ class LocalExecutor:
         stages = [name for name in sys.modules if name.startswith(_PACKAGES_OF_STAGES)]  # of all stages of a run
         start_fork_server([call.function.__module__, *stages])
         self._started = list[BaseProcess]()
-        context = _Context(self._started)
+        context = PoolContext(self._started)
         self._journal = Journal(context, self.workers)
         arguments = (self.worker_lock, self._journal)
         self._pool = ProcessPoolExecutor(self.workers, context, _start_worker, arguments)
@@ -265,7 +265,35 @@ def _describe_death_of_reader(file: str, how: str, sets_aside: bool) -> str:
     return f"{reason}. With --max_failed above 0 a file on which that happens is left out as a damaged one"
 
 
-class _Context(ForkServerContext):
+class _WorkerHandle(popen_forkserver.Popen):
+    """A worker process whose exit code several threads may ask for.
+
+    The fork server sends the code once, through a pipe. The pool's thread and that of the driver ask for it when a
+    worker dies: the second to read would take the closed pipe for exit code 255, or the worker for alive.
+    """
+
+    def __init__(self, process: BaseProcess) -> None:
+        self.reading = threading.Lock()
+        super().__init__(process)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        seconds = 0 if flag == os.WNOHANG else None
+        has_ended = bool(self.returncode is None and wait_for_end([self.sentinel], seconds))
+        with self.reading:
+            if has_ended:
+                return super().poll(flag)
+            return self.returncode
+
+
+class _Worker(ForkServerProcess):
+    """A process of the pool, started by the fork server."""
+
+    @staticmethod
+    def _Popen(process: BaseProcess) -> _WorkerHandle:
+        return _WorkerHandle(process)
+
+
+class PoolContext(ForkServerContext):
     """Starts processes by the fork server, and appends each to `started`."""
 
     def __init__(self, started: list[BaseProcess]) -> None:
@@ -273,7 +301,7 @@ class _Context(ForkServerContext):
         self.started = started
 
     def Process(self, *arguments: Any, **named: Any) -> ForkServerProcess:  # type: ignore[override]
-        process = ForkServerProcess(*arguments, **named)
+        process = _Worker(*arguments, **named)
         process.name = str(len(self.started))  # its slot in the journal
         self.started.append(process)
         return process
