@@ -3,10 +3,11 @@
 Both signals raise an exception in the main thread, which ends its work in order. Python drops an exception that is
 raised in a callback from C, as while numba compiles, or in a finalizer: then the signal is sent again. A call of a
 library that lasts minutes, in which Python handles no signal, such as the training of a tokenizer, is made in a process
-of its own, which is killed.
+of its own, which is killed. Modules stay, and need not be searched for garbage.
 """
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -253,3 +254,19 @@ def serve() -> None:
         answer = True, error
     with output:
         output.write(pickle.dumps(answer))
+
+
+@contextmanager
+def kept_objects() -> Iterator[None]:
+    """Context: the garbage collector passes over all that is there already: it is mostly modules, which stay.
+
+    It changes nothing in a process that has the collector pass over objects of its own, which would be searched again.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,11 +1,9 @@
 """Command: the whole data pipeline, from a corpus to token shards, resumable at any point."""
 
-import gc
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.io.token_shards import Manifest
 from gristmill.paths import spell_urls
+from gristmill.processes import kept_objects
 from gristmill.storage.files import exists, remove_files, remove_partial_files, resolved, write_file
 from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
@@ -68,18 +67,8 @@ def run(
     import preprocessing.tokenizer.encoder  # noqa: F401  workers start with the modules of stages that are imported here
 
     lock = config.out / STATE_DIR / "run.lock"
-    with _modules_kept(), open_execution_context(config.run_options, lock, work=_work_of(config)) as place:
+    with kept_objects(), open_execution_context(config.run_options, lock, work=_work_of(config)) as place:
         return _run_stages(config, replace(config.run_options, of_run=place), warn)
-
-
-@contextmanager
-def _modules_kept() -> Iterator[None]:
-    """Context: the garbage collector passes over all that is there already: it is mostly modules, which stay."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def check_run(config: RunConfig, looks_at_records: bool = False) -> None:

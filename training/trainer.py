@@ -1,7 +1,7 @@
 """Trainer: the parts of a training run, in the order of use: load, start, step, report, evaluate, save, finish."""
 
-import gc
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 
 from gristmill.errors import require
 from gristmill.paths import spell_urls
+from gristmill.processes import kept_objects
 from gristmill.wording import count_of
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, find_record, load_model
@@ -114,6 +115,7 @@ class Trainer:
         if plan.layout.compression == "none":  # a part of a step would change what it remembers
             model.before_micro_batch = self._stop_within_step
         self._warned = False
+        self._kept = ExitStack()
         self.unreported = list[StepMetrics]()
         self.hugging_face: dict[str, dict[str, Any]] = {}  # of an imported model: see CheckpointRecord
         self.is_recorded = False  # by a plug-in that writes the steps of config.record
@@ -217,7 +219,7 @@ class Trainer:
         said = describe_late_decay(self.config.optim), self.origin, self.changed_code, *self.plugins.notes
         for line in filter(None, said):
             self.reporter.say(line)
-        gc.freeze()  # all objects alive now stay alive: scanning them at every collection costs a small model 3 %
+        self._kept.enter_context(kept_objects())  # scanning them at every collection costs a small model 3 %
         self.meter.restart()
 
     def step(self, step: int, stop_signal: int = 0) -> bool:
@@ -372,7 +374,7 @@ class Trainer:
                 self.checkpoints.wait()
                 self.model.finish_all_gather()
         finally:
-            gc.unfreeze()
+            self._kept.close()
             self.plugins.close()
             self.loader.close()
             self.optimizer.close()

@@ -84,12 +84,11 @@ def _turn(item: pytest.Item) -> int:
 def _few_threads_of_runs() -> Iterator[None]:
     """End the threads of process groups that are garbage: each run leaves sixteen, which poll, in cycles of references.
 
-    Beside all modules and tests these are too few objects for the garbage collector to begin by itself.
+    These are too few objects for the garbage collector to begin by itself.
     """
     yield
-    if len(list(Path("/proc/self/task").iterdir())) > 150:
+    if len(list(Path("/proc/self/task").iterdir())) > 50:
         gc.collect()
-        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
