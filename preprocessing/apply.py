@@ -17,6 +17,7 @@ from tyro.conf import Positional
 from gristmill.command import command
 from gristmill.counts import FAILED, PARTS, WORKER_DIED, Counts, Tally, check_max_failed
 from gristmill.engine.execution.worker_deaths import (
+    READING,
     note_no_place,
     note_place,
     rows_of_deaths,
@@ -24,7 +25,7 @@ from gristmill.engine.execution.worker_deaths import (
 )
 from gristmill.engine.options import RunOptions
 from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
-from gristmill.engine.slices import SliceGroup, leaves_out_damaged
+from gristmill.engine.slices import SliceGroup, leaves_out_damaged, note_reading
 from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.artefacts import write_rows
@@ -126,6 +127,8 @@ def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str,
         raise UsageError(f"{function} was changed while it was being applied: run the same command again")
     failed = list[_FailedRow]()
     for part, output in zip(group, outputs, strict=True):
+        if not part.damage:
+            note_reading(part)
         errors = {row: f"{WORKER_DIED}: {how}" for row, how in rows_of_deaths(part.label).items()}
         _try_alone(loaded, function, part, errors)
         while True:
@@ -149,7 +152,7 @@ def _try_alone(loaded: "DocumentFunction", name: str, part: Slice, errors: Mappi
     First that is the last one given, then all before it, as the function may read ahead. What comes of them is dropped.
     """
     for row, times in suspected_rows(part.label).items():
-        if row in errors:
+        if row in errors or row == READING:
             continue
         first = row if times == 1 else max(part.first_row, row - _MAX_SEARCHED)
         for document in read_documents(part, Counts({}, []), Rejects(None)):

@@ -1,6 +1,5 @@
 """A document on which a worker process dies is set aside within --max_failed; beyond it the run ends, and names it."""
 
-import json
 import os
 import subprocess
 import sys
@@ -16,89 +15,20 @@ from gristmill.engine.execution.local import LocalExecutor, PoolContext
 from gristmill.engine.execution.worker_deaths import note_place
 from gristmill.text import utf8_size
 from tests.gristmill_cli.corpus import ROOT, tree
-
-DEADLY = {("book", 1, 30), ("book", 1, 33), ("web", 0, 59)}  # source, file, row; two are in one batch
-STEPS = """
-import os, signal
-
-def keep(texts):
-    if any(text.startswith("deadly") for text in texts):
-        os.kill(os.getpid(), signal.SIGSEGV)
-    return [not text.startswith("bad") for text in texts]
-
-keep.version = 1
-
-def always(texts):
-    os.abort()
-
-def one_by_one(documents):
-    for document in documents:
-        if document.text.startswith("deadly"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield document
-
-def in_batches(documents):
-    batch = []
-    for document in documents:
-        batch.append(document)
-        if len(batch) == 7:
-            yield from checked(batch)
-            batch = []
-    yield from checked(batch)
-
-def checked(batch):
-    if any(document.text.startswith("deadly") for document in batch):
-        os._exit(5)
-    return batch
-
-def only_together(documents):
-    texts = [document.text for document in documents]
-    if len(texts) > 1:
-        os._exit(6)
-    yield from ()
-"""
-
-POISON = """
-import os, signal
-from gristmill.io import readers
-
-records_of = readers._records_of
-
-def records_of_all_but_one(part):
-    if part.name == "web/1.jsonl":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    return records_of(part)
-
-readers._records_of = records_of_all_but_one
-readers.SLICE_BYTES = {slice_bytes}
-"""
+from tests.gristmill_cli.deadly_corpus import (
+    DEADLY,
+    POISON,
+    STEPS,
+    gristmill,
+    run_until_filter,
+    write_deadly_corpus,
+)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a corpus of 240 documents, functions that end their process, and the file of a run."""
-    for source in ("book", "web"):
-        for number in range(2):
-            path = tmp_path / "corpus" / source / f"{number}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w") as file:
-                for row in range(60):
-                    begins = "deadly" if (source, number, row) in DEADLY else f"text of {source}"
-                    record = {"text": f"{begins} {number} {row} " + "word " * 60, "id": f"{source}-{number}-{row}"}
-                    file.write(json.dumps(record) + "\n")
-    (tmp_path / "deadly.py").write_text(STEPS)
-    (tmp_path / "run.toml").write_text("corpus = 'corpus'\nout = 'out'\n[[steps]]\nkeep = 'deadly:keep'\n")
-    return tmp_path
-
-
-def gristmill(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "gristmill_cli", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-def run_until_filter(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return gristmill(folder, "run", "run.toml", "--until", "filter", "--alarms.source_loss", "0", *words)
+    return write_deadly_corpus(tmp_path)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -179,6 +109,15 @@ def test_apply_finds_the_document_also_where_the_function_reads_ahead(folder: Pa
     rows = {(row["file"], row["row"]) for row in failed}
     assert rows == {(f"{source}/{number}.jsonl", row) for source, number, row in DEADLY}
     assert all(row["detail"].startswith("a worker process died: ") for row in failed)
+
+
+def test_apply_leaves_out_a_file_of_which_a_reader_dies(folder: Path) -> None:
+    (folder / "sitecustomize.py").write_text(POISON.format(slice_bytes=1 << 20))
+    allowed = ("--max_failed", "0.1", "--max_malformed", "0.5")
+    done = gristmill(folder, "apply", "corpus", "kept", "deadly:one_by_one", *allowed)
+    assert done.returncode == 0, done.stderr
+    assert "apply: 180 read = 177 written + 3 failed: one_by_one" in done.stderr
+    assert "web/1.jsonl (a worker process died of reading it)" in done.stderr
 
 
 def test_what_no_document_does_alone_ends_the_stage(folder: Path) -> None:

@@ -2,6 +2,9 @@
 
 All outputs are staged, as Ray runs a task again when it has lost sight of a node that still works on it. Nothing is
 kept in Ray: if the driver dies, the same command resumes from what is done.
+
+A task whose process died runs again in a child of Ray's worker, which survives: it says on which document that was, or
+sets that aside, as LocalExecutor does.
 """
 
 import logging
@@ -10,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +24,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.local import LocalExecutor
 from gristmill.engine.execution.shards import attempt, check_same_code, code_versions
 from gristmill.engine.execution.staging import open_scratch
 from gristmill.engine.execution.task_queue import Failure
@@ -45,15 +49,26 @@ class NodeScratch:
     fence: Path | None = None
 
 
+class LostWorker(Exception):
+    """Ray gave a task up, as its process or its node died."""
+
+
 class RayExecutor:
     """Runs calls on the Ray cluster that this process is connected to; each takes a core and `memory` bytes."""
 
     def __init__(self, memory: int, scratch: NodeScratch) -> None:
         self.scratch = scratch
         self.retried = 0
-        self._run = ray.remote(_run_call).options(
-            num_cpus=1, memory=memory, max_retries=_RETRIES, scheduling_strategy="SPREAD"
-        )
+        task = ray.remote(_run_call)
+        shared = {"num_cpus": 1, "memory": memory, "scheduling_strategy": "SPREAD"}
+        self._run_once = task.options(**shared, max_retries=0)
+        self._run = task.options(**shared, max_retries=_RETRIES)
+
+    def _submit(self, call: Call, is_watched: bool) -> Any:
+        """Submit a call; return Ray's reference to its result. `is_watched`: it runs in a child of Ray's worker."""
+        ends_itself = call.sets_aside or bool(call.foreign)  # most likely, and then a watched one says where
+        run = self._run_once if ends_itself and not is_watched else self._run
+        return run.remote(call.with_absolute_paths(), self.scratch, code_versions(), is_watched)
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Run calls as Executor.run does. Raises GristmillError if Ray gives a task up.
@@ -62,6 +77,7 @@ class RayExecutor:
         Ray 2.60 aborts the process that cancels a task which has just ended.
         """
         pending: dict[Any, int] = {}
+        watched = set[int]()  # positions of calls whose process died
         waiting = iter(enumerate(calls))
         window = 1
         looked = -_LOOK_SECONDS
@@ -69,16 +85,25 @@ class RayExecutor:
             if time.monotonic() - looked > _LOOK_SECONDS:  # each look asks the head node, which takes a millisecond
                 window = max(1, int(_WINDOW * ray.cluster_resources().get("CPU", 1)))
                 looked = time.monotonic()
-            while len(pending) < window and (found := next(waiting, None)):
-                pending[self._run.remote(found[1].with_absolute_paths(), self.scratch, code_versions())] = found[0]
+            while len(pending) < window and (following := next(waiting, None)):
+                pending[self._submit(following[1], is_watched=False)] = following[0]
             if not pending:
                 return
             references = list(pending)
             ray.wait(references, num_returns=1)
             for done in ray.wait(references, num_returns=len(references), timeout=0)[0]:  # all: a look is linear
-                result, retried = _result(done, calls[pending[done]])
+                position = pending.pop(done)
+                call = calls[position]
+                try:
+                    result, retried = _result(done)
+                except LostWorker as error:
+                    if position in watched:
+                        raise GristmillError(_describe_loss(call, str(error))) from error
+                    watched.add(position)
+                    pending[self._submit(call, is_watched=True)] = position
+                    continue
                 self.retried += retried
-                yield pending.pop(done), result
+                yield position, result
 
 
 @contextmanager
@@ -140,32 +165,36 @@ def _check_room(memory: int) -> None:
         )
 
 
-def _result(reference: Any, call: Call) -> tuple[Any, int]:
+def _result(reference: Any) -> tuple[Any, int]:
     """Return the result of a call, and how often it was tried again.
 
-    Raises its error as it was raised, and GristmillError for one of Ray's.
+    Raises its error as it was raised, and LostWorker where Ray gave it up.
     """
     try:
-        found, _, retried = ray.get(reference)
+        result, _, retried = ray.get(reference)
     except RayTaskError as error:
         if isinstance(error.cause, GristmillError):
             raise error.cause from error
         raise GristmillError(str(error)) from error
     except RayError as error:
-        first = str(error).strip().split("\n")[0]
-        where = f" {call.task_run.task.name}" if call.task_run else ""
-        where += f" in {call.foreign}, which must not end its process" if call.foreign else ""
-        raise GristmillError(
-            f"Ray gave up on a task{where} after {_RETRIES} retries: {first}. If nodes ran out of memory, give a "
-            "larger --memory or fewer --workers, so that fewer tasks run at once; then run the same command again to "
-            "resume"
-        ) from error
-    if isinstance(found, Failure):
-        raise found.error()
-    return found, retried
+        raise LostWorker(str(error).strip().split("\n")[0]) from error
+    if isinstance(result, Failure):
+        raise result.error()
+    return result, retried
 
 
-def _run_call(call: Call, scratch: NodeScratch, versions: dict[str, str]) -> tuple[Any, float, int]:
+def _describe_loss(call: Call, why: str) -> str:
+    where = f" {call.task_run.task.name}" if call.task_run else ""
+    where += f" in {call.foreign}" if call.foreign else ""
+    return (
+        f"Ray gave up on a task{where} after {_RETRIES} retries: {why}. If nodes ran out of memory, give a larger "
+        "--memory or fewer --workers, so that fewer tasks run at once; then run the same command again to resume"
+    )
+
+
+def _run_call(
+    call: Call, scratch: NodeScratch, versions: Mapping[str, str], is_watched: bool
+) -> tuple[Any, float, int]:
     """Run a call on a node of the cluster, in a scratch folder of its own."""
     check_same_code(versions, f"the node {socket.gethostname()}")
     pyarrow.set_cpu_count(1)  # Ray gives each task a core
@@ -174,4 +203,15 @@ def _run_call(call: Call, scratch: NodeScratch, versions: dict[str, str]) -> tup
         if this is not None:
             budget = this.budget.on_this_machine() if this.budget else None
             call = replace(call, task_run=this.on(replace(own, fence=scratch.fence), budget))
-        return attempt(call)
+        return _attempt_in_child(call) if is_watched else attempt(call)
+
+
+def _attempt_in_child(call: Call) -> Any:
+    """Run a call in a child of this process; documents on which it dies are set aside, if the call says so.
+
+    Raises WorkerDied, which names the document, if they are not.
+    """
+    with LocalExecutor(1) as executor:
+        pending = {executor.submit(Call(attempt, {"call": call}, call.foreign, None, call.sets_aside)): 0}
+        results = [outcome for _, outcome in executor.take_finished(pending)]
+    return results[0]

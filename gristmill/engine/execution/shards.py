@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -291,7 +291,7 @@ def code_versions() -> dict[str, str]:
     return versions
 
 
-def check_same_code(expected: dict[str, str], where: str) -> None:
+def check_same_code(expected: Mapping[str, str], where: str) -> None:
     """Raise UsageError if this process has other versions than the process in charge, whose are `expected`."""
     own = code_versions()
     other = [

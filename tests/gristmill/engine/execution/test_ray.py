@@ -18,6 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.process_memory import descendants
@@ -30,6 +31,8 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.task import Task
 from gristmill.errors import InputError, UsageError
 from tests.gristmill.engine.upper_stage import STAGE, Settings, upper_stage
+from tests.gristmill_cli.corpus import tree
+from tests.gristmill_cli.deadly_corpus import POISON, STEPS, gristmill, run_until_filter, write_deadly_corpus
 
 pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parents[4]
@@ -175,6 +178,38 @@ def test_errors_at_the_same_time_do_not_abort_the_driver(
     cluster: Any, driver: ProcessPoolExecutor, tmp_path: Path
 ) -> None:
     assert driver.submit(refuse_often, tmp_path, cluster.address).result() == ROUNDS
+
+
+def test_documents_and_a_file_on_which_workers_die_are_set_aside_as_without_ray(cluster: Any, tmp_path: Path) -> None:
+    """One segfaults in a step, others end the process of `apply`, and a reader crashes on a file."""
+    folder = write_deadly_corpus(tmp_path)
+    on_one_text = STEPS.replace('any(text.startswith("deadly")', 'any(text.startswith("deadly 1 30")')
+    assert on_one_text != STEPS
+    (folder / "deadly.py").write_text(on_one_text)
+    (folder / "sitecustomize.py").write_text(POISON.format(slice_bytes=1 << 20))
+    words = ("--apply.function", "deadly:in_batches", "--max_failed", "0.1", "--max_malformed", "0.5")
+    alone = run_until_filter(folder, *words, "--out", "alone")
+    assert alone.returncode == 0, alone.stderr
+    on_ray = run_until_filter(folder, *words, "--executor", "ray", "--address", cluster.address)
+    assert on_ray.returncode == 0, on_ray.stderr
+    assert "normalize_text: 180 read = 179 written + 1 failed: a worker process died" in on_ray.stderr
+    assert "apply: 179 read = 177 written + 2 failed: in_batches" in on_ray.stderr
+    assert "web/1.jsonl (a worker process died of reading it)" in on_ray.stderr
+    for table in ("normalized.removed.parquet", "applied.failed.parquet"):
+        assert pq.read_table(folder / "out" / table).equals(pq.read_table(folder / "alone" / table))
+    for name in ("normalized", "applied"):
+        assert tree(folder / "out" / name) == tree(folder / "alone" / name)
+
+
+def test_without_max_failed_the_document_is_named_as_without_ray(cluster: Any, tmp_path: Path) -> None:
+    folder = write_deadly_corpus(tmp_path)
+    words = ("deadly:one_by_one", "--executor", "ray", "--address", cluster.address)
+    done = gristmill(folder, "apply", "corpus/web", "kept", *words)
+    assert done.returncode == 1
+    (said,) = done.stderr.splitlines()[-1:]
+    assert said.startswith(
+        "error: a worker process died in deadly:one_by_one on 0.jsonl, row 59 or soon after (SIGKILL)"
+    )
 
 
 def file_of(name: str) -> str:
