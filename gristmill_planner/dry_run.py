@@ -27,13 +27,11 @@ from gristmill.wording import count_of
 from gristmill_planner.memory import LOGIT_CHUNK_BYTES
 from gristmill_planner.planned_run import PlannedRun
 from training.experimental.parallel_config import ParallelConfig
-from training.kernels import portable
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
-from training.parallel.expert.dispatch import ExpertDispatch
 from training.parallel.mesh import World, build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -86,10 +84,10 @@ class StepOnMeta(TrafficCounter):
         self._patches = ExitStack()
 
     def __enter__(self) -> "StepOnMeta":
-        # FSDP refuses to run without memory, and from torch 2.15 on asks a CPU's stream for its number
+        # FSDP refuses to run on the meta device, and from torch 2.15 on asks a CPU's stream for its number. torch's
+        # other way, FakeTensorMode, takes some five times as long, and all that the trainer does otherwise on the meta
+        # device (kernels, initial values, documents, recomputation) would have to know of fake tensors, too.
         self._patches.enter_context(patch.object(FSDPParamGroup, "_validate_no_meta_params", lambda _: None))
-        self._patches.enter_context(patch.object(ExpertDispatch, "exchanged", staticmethod(_equal_shares)))
-        self._patches.enter_context(patch.object(portable, "grouped_linear", _one_product))
         if torch.__version__ >= "2.15":
             self._patches.enter_context(patch.object(_fsdp_collectives, "record_grad_output_stream", lambda *_: None))
         super().__enter__()
@@ -116,17 +114,6 @@ class StepOnMeta(TrafficCounter):
         sent = [a for a in arguments if isinstance(a, Tensor)]
         if any(a.is_floating_point() or a.numel() > 1 for a in sent):  # not the vote; a grid's rows exchange ids
             super().count(name, arguments)
-
-
-def _equal_shares(x: Tensor, counts: Tensor) -> list[int]:
-    """Return rows for each rank where choices are equal, as formulas take them to be: a router's are not known."""
-    ranks = len(counts)
-    return [len(x) // ranks + (rank < len(x) % ranks) for rank in range(ranks)]
-
-
-def _one_product(x: Tensor, weight: Tensor, _: Tensor) -> Tensor:
-    """Return the shapes of a grouped product: how many rows each expert has is not known."""
-    return x @ weight[0].mT
 
 
 def _not_sent(func: Any, args: Any) -> Any:

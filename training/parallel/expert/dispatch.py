@@ -47,8 +47,8 @@ class ExpertDispatch:
         received = torch.empty_like(counts)  # from each rank, for each expert of this one
         dist.all_to_all_single(received, counts, group=self.axis.group)
         by_source = received.view(size, -1)
-        arriving = self.exchanged(x, by_source)
-        leaving = self.exchanged(x, counts.view(size, -1))
+        arriving = _rows_by_rank(x, by_source)
+        leaving = _rows_by_rank(x, counts.view(size, -1))
         rows, shares = (self._to_ranks(each, arriving, leaving) for each in (x, weights))
         # rank after rank, and of each by expert: now by expert
         expert = torch.arange(by_source.shape[1], device=x.device).repeat(size)
@@ -65,11 +65,17 @@ class ExpertDispatch:
         there = partial(_exchange, arriving=arriving, leaving=leaving)
         return Collective.apply(x, self.axis, there, partial(_exchange, arriving=leaving, leaving=arriving))
 
-    @staticmethod
-    def exchanged(x: Tensor, counts: Tensor) -> list[int]:  # noqa: ARG004  a dry run knows the rows `x` alone
-        """Rows that are exchanged with each rank, of `counts` (ranks, experts)."""
-        found: list[int] = counts.sum(1).tolist()
-        return found
+
+def _rows_by_rank(x: Tensor, counts: Tensor) -> list[int]:
+    """Return how many rows are exchanged with each rank, of `counts` (ranks, experts).
+
+    On the meta device, where the router's choices are not known, as many with each, and `len(x)` with all.
+    """
+    if counts.is_meta:
+        ranks = len(counts)
+        return [len(x) // ranks + (rank < len(x) % ranks) for rank in range(ranks)]
+    rows: list[int] = counts.sum(1).tolist()
+    return rows
 
 
 def _exchange(x: Tensor, axis: Axis, arriving: list[int], leaving: list[int]) -> Tensor:
