@@ -8,7 +8,8 @@ Read in this order:
     feature_cases.py  cases of precisions, optimizers, documents, grids, contexts, replicas, experts, published models
     runs/             runs of the trainer itself, from token shards, with a stop and a resume
     worker.py         what each rank of a case runs, and keeps: losses, gradients, weights, traffic
-    reference.py      what a case is compared with: transformers, or plain/, which shares no code with the trainer
+    reference.py      the run that a case is compared with, of one of the models of
+    reference_models.py  transformers, or plain/, which shares no code with the trainer
     comparison.py     the differences, their limits, and the traffic against its formulas
     explain.py        of a red row the first tensor that is wrong, and what the difference looks like
     recorded_case.py  what each rank of such a row runs, with a recorder on its part of the model

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gristmill.errors import UsageError
 from gristmill_parity.cases import SEQ_LEN, SHRUNK, Case, Preset, small_model
-from gristmill_parity.reference import transformers_is_installed
+from gristmill_parity.reference_models import transformers_is_installed
 from training.experimental.parallel_config import ParallelConfig
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.parallel.pipeline.schedules import Schedule
@@ -36,31 +36,37 @@ Options = dict[str, Any]
 
 
 def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) -> tuple[list[Case], list[str]]:
-    """All cases with an independent reference, and of each family; also a line for each that this machine cannot run.
+    """Return all cases with an independent reference, and of each family; a line for each that this machine cannot run.
 
     `full`: also those of families that train for longer.
     """
-    asked = [*_single_cases(), *_document_cases(), *_half_precision_cases()]
-    asked += [*_adamw_cases(device), *_muon_cases(device)]
     skipped = []
-    asked += [*_grid_cases(full), *_context_cases(full), *_replica_cases(full), *expert_cases(full)]
+    rows: list[tuple[Preset, ParallelConfig, Options]] = []
+    rows += _single_cases()
+    rows += _document_cases()
+    rows += _half_precision_cases()
+    rows += _adamw_cases(device)
+    rows += _muon_cases(device)
+    rows += _grid_cases(full)
+    rows += _context_cases(full)
+    rows += _replica_cases(full)
+    rows += expert_cases(full)
     if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         compiled = {"precision": "fp32", "compiled": True}
-        asked.append(("llama", ParallelConfig(dp=2, zero=3), compiled))
-        asked += [("llama", ParallelConfig(cp=2), {**compiled, "reference": "one process"})] * full
+        rows.append(("llama", ParallelConfig(dp=2, zero=3), compiled))
+        if full:
+            rows.append(("llama", ParallelConfig(cp=2), {**compiled, "reference": "one process"}))
     else:
         skipped.append("there is no C++ compiler, which torch.compile needs: no compiled blocks are compared")
     if transformers_is_installed():  # together with the families: a process imports it once
-        asked += [
-            (preset, _ONE, {"reference": "transformers", "dropout": 0.0, "documents": documents})
-            for preset in _PRESETS
-            for documents in (False, True)
-        ]
+        for preset in _PRESETS:
+            for documents in (False, True):
+                rows.append((preset, _ONE, {"reference": "transformers", "dropout": 0.0, "documents": documents}))
     else:
         skipped.append("transformers is not installed: its Llama and GPT-2 are not compared; pip install transformers")
-    asked += family_cases(transformers_is_installed(), full)
+    rows += family_cases(transformers_is_installed(), full)
     cases = []
-    for preset, layout, options in asked:
+    for preset, layout, options in rows:
         try:
             cases.append(feature_case(preset, layout, device=device, **options))
         except UsageError as error:  # of an older torch
@@ -69,7 +75,10 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) ->
 
 
 def feature_case(preset: Preset, layout: ParallelConfig, **options: Any) -> Case:
-    """A case with an independent reference and the sizes that suit one; raises UsageError for a refused `layout`."""
+    """Return a case with an independent reference and the sizes that suit one.
+
+    Raises UsageError for a refused `layout`.
+    """
     options = {"reference": "plain decoder", "heads": HEADS, "init_std": INIT_STD, **options}
     processes = replace(layout, dp=layout.dp or 1).processes
     model = small_model(preset, 9, options["heads"], sparse=options.get("sparse", ""))
@@ -88,7 +97,7 @@ def _single_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
 
 
 def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """Documents that do not see each other: against each alone, and layouts against one process, with dropout."""
+    """Yield documents that do not see each other: against each alone, and layouts against one process, with dropout."""
     for preset in _PRESETS:
         yield preset, _ONE, {"documents": True, "dropout": 0.0}
         yield preset, ParallelConfig(micro_batches=2), {"documents": True, "dropout": 0.0, "recompute": "selective"}
@@ -108,9 +117,9 @@ def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
 
 
 def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """2D, 2.5D and 3D tensor parallelism against one process, alone and with other kinds; more of them in `full`.
+    """Yield 2D, 2.5D and 3D tensor parallelism against one process, alone and with other kinds; more of them in `full`.
 
-    There also grids of three rows, three layers of grids, and worlds of 16.
+    In `full` there are grids of three rows, three layers of grids, and worlds of 16.
     """
     layers = ParallelConfig(tp=8, tensor="2.5d", depth=2)
     three = ParallelConfig(tp=9, tensor="2d")
@@ -141,7 +150,7 @@ def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
 
 
 def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """Sequences divided over ranks against one process, alone and with other kinds; more of them in `full`."""
+    """Yield sequences divided over ranks against one process, alone and with other kinds; more of them in `full`."""
     layouts: list[tuple[Preset, ParallelConfig, Options]] = [
         ("llama", ParallelConfig(cp=2), {"documents": True}),
         ("mistral-7b", ParallelConfig(cp=3), {"recompute": "full"}),
@@ -155,7 +164,8 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
     ]
     if full:
         for cp in (2, 3, 4):
-            layouts += [(preset, ParallelConfig(cp=cp), {"documents": bool(cp % 2)}) for preset in _PRESETS]
+            for preset in _PRESETS:
+                layouts.append((preset, ParallelConfig(cp=cp), {"documents": cp == 3}))
         layouts += [
             *(("llama", ParallelConfig(cp=2, dp=2, zero=zero, micro_batches=2), {}) for zero in (0, 1, 2, 3)),
             *(("gpt2", ParallelConfig(cp=2, pp=2, schedule=schedule), {"documents": True}) for schedule in _SCHEDULES),
@@ -177,13 +187,15 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
 
 
 def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """Sparse models against the plain decoder and, under each kind of layout, one process; more in `full`."""
+    """Yield sparse models against the plain decoder and, under each kind of layout, one process; more in `full`."""
     dp = ParallelConfig(dp=2)
     tp = ParallelConfig(tp=2)
     pp = ParallelConfig(pp=2)
     cp = ParallelConfig(cp=2)
     rows: list[tuple[str, ParallelConfig, Options]] = [
-        *((sparse, _ONE, {"reference": "plain decoder"}) for sparse in ("switch", "sequence", "bias")),
+        ("switch", _ONE, {"reference": "plain decoder"}),
+        ("sequence", _ONE, {"reference": "plain decoder"}),
+        ("bias", _ONE, {"reference": "plain decoder"}),
         ("bias", replace(_ONE, micro_batches=2), {"recompute": "full", "reference": "plain decoder"}),
         ("bias", _ONE, {"optimizer": "muon", "reference": "plain decoder"}),
         ("all", replace(tp, dp=2, zero=1), {"precision": "bf16", "reference": "plain decoder"}),
@@ -214,7 +226,9 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
         ("sinks", cp, {"documents": True}),
         ("sinks", replace(dp, zero=3), {"optimizer": "adamw"}),
         ("sinks", replace(dp, ep=2), {"documents": True}),
-        *((sparse, _ONE, {"padding": True, "reference": "plain decoder"}) for sparse in ("switch", "bias", "capacity")),
+        ("switch", _ONE, {"padding": True, "reference": "plain decoder"}),
+        ("bias", _ONE, {"padding": True, "reference": "plain decoder"}),
+        ("capacity", _ONE, {"padding": True, "reference": "plain decoder"}),
         ("switch", replace(dp, dp=4, ep=2), {"padding": True, "recompute": "full"}),
         ("bias", replace(tp, sequence_parallel=True, dp=2, zero=1), {"padding": True}),
         ("bias", replace(pp, schedule="zbv"), {"padding": True, "recompute": "selective"}),
@@ -265,12 +279,14 @@ def expert_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]
 
 
 def _replica_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """Compressed gradients and local steps against plain ones of as many replicas, for several steps; more in `full`.
+    """Yield compressed gradients and local steps against plain ones of as many replicas; more in `full`.
 
-    What is left out is kept from step to step. The rank is below that of the gradients: above it a product has columns
-    of rounding errors, from which the next step would begin (docs/concepts/parallelism/compression.md).
+    They take several steps, as what is left out is kept from step to step. The rank is below that of the gradients:
+    above it a product has columns of rounding errors, from which the next step would begin
+    (docs/concepts/parallelism/compression.md).
     """
-    low_rank, codes = (ParallelConfig(dp=2, compression=how) for how in ("powersgd", "int8"))
+    low_rank = ParallelConfig(dp=2, compression="powersgd")
+    codes = ParallelConfig(dp=2, compression="int8")
     local = ParallelConfig(dp=2, local_steps=2)
     layouts: list[tuple[Preset, ParallelConfig, Options]] = [
         ("llama", replace(low_rank, tp=2), {}),
@@ -291,10 +307,11 @@ def _replica_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
 
 
 def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """AdamW with clipping under layouts, and offloaded: of GPT-2, whose float64 has no float32 in it."""
+    """Yield AdamW with clipping under layouts, and offloaded: of GPT-2, whose float64 has no float32 in it."""
     layouts = [
-        _ONE, *(ParallelConfig(dp=2, zero=zero) for zero in (0, 1, 3)), ParallelConfig(dp=2, zero=2, micro_batches=2),
-        ParallelConfig(tp=2), ParallelConfig(tp=2, sequence_parallel=True), ParallelConfig(pp=2, schedule="zbv"), _3D,
+        _ONE, ParallelConfig(dp=2), ParallelConfig(dp=2, zero=1), ParallelConfig(dp=2, zero=3),
+        ParallelConfig(dp=2, zero=2, micro_batches=2), ParallelConfig(tp=2),
+        ParallelConfig(tp=2, sequence_parallel=True), ParallelConfig(pp=2, schedule="zbv"), _3D,
     ]  # fmt: skip
     for layout in layouts:
         yield "gpt2", layout, {"optimizer": "adamw"}
@@ -305,7 +322,7 @@ def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]
 
 
 def _muon_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """Muon with clipping under layouts that shard matrices by rows, by columns, by both, and unevenly.
+    """Yield Muon with clipping under layouts that shard matrices by rows, by columns, by both, and unevenly.
 
     In float64: orthogonalising amplifies the rounding of gradients, so that in 16 bits updates differ by percents.
     """
@@ -317,12 +334,15 @@ def _muon_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]
 
 
 def _half_precision_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """bf16 and fp16 under every kind of layout, with each mode of recomputation."""
-    zero = [ParallelConfig(dp=2, zero=zero) for zero in (0, 1, 2, 3)]
+    """Yield bf16 and fp16 under every kind of layout, with each mode of recomputation."""
+    replicas = ParallelConfig(dp=2)
+    zero1 = replace(replicas, zero=1)
+    zero2 = replace(replicas, zero=2, micro_batches=2)
+    zero3 = replace(replicas, zero=3)
     sequence_parallel = ParallelConfig(tp=2, sequence_parallel=True)
     layouts: list[tuple[ParallelConfig, Recompute]] = [
-        (_ONE, "none"), (_ONE, "selective"), (zero[0], "none"), (zero[1], "selective"),
-        (replace(zero[2], micro_batches=2), "none"), (zero[3], "full"), (replace(zero[3], micro_batches=2), "none"),
+        (_ONE, "none"), (_ONE, "selective"), (replicas, "none"), (zero1, "selective"),
+        (zero2, "none"), (zero3, "full"), (replace(zero3, micro_batches=2), "none"),
         (ParallelConfig(tp=2), "selective"), (sequence_parallel, "full"),
         (ParallelConfig(pp=2, schedule="1f1b"), "selective"), (ParallelConfig(pp=2, schedule="zbv"), "full"),
         (_3D, "full"),
@@ -332,7 +352,7 @@ def _half_precision_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
     yield "gpt2", _ONE, {"precision": "bf16"}
     for layout in (_ONE, _3D):
         yield "gpt2", layout, {"precision": "fp16"}
-    for layout in (_ONE, zero[3], sequence_parallel):
+    for layout in (_ONE, zero3, sequence_parallel):
         yield "llama", layout, {"precision": "fp16"}
 
 
@@ -343,12 +363,14 @@ def family_cases(transformers: bool, full: bool) -> Iterator[tuple[Preset, Paral
     kinds together, without documents too, and the kinds by themselves take turns; and it trains for longer with each.
     """
     apart = {"documents": True, "dropout": 0.0}
-    for number, preset in enumerate(name for name in SHRUNK if full or SHRUNK[name].has_own_parts):
+    presets = [name for name in SHRUNK if full or SHRUNK[name].has_own_parts]
+    for number, preset in enumerate(presets):
         if not SHRUNK[preset].in_transformers:
             yield preset, _ONE, {}
         elif transformers:
             yield preset, _ONE, {"reference": "transformers"}
-        yield preset, _TP_PP if number % 3 else _3D, {**apart, "recompute": "selective"}
+        tp_pp = _TP_PP if number % 3 else _3D
+        yield preset, tp_pp, {**apart, "recompute": "selective"}
         if not full:
             continue
         yield preset, _3D, {"recompute": "selective"}

@@ -1,199 +1,47 @@
-"""Reference: the independent runs that a case is compared with, by the plain decoder or by transformers' own models.
+"""Reference: the independent runs that a case is compared with, steps of a reference model by torch's optimizers.
 
-All train in one process in float64, from the case's initial weights and on its batches, with torch's optimizers;
-replicas that compress gradients or take local steps are plain decoders, too. Parameters have our names.
+All train in one process in float64, from the case's initial weights and on its batches; replicas that compress
+gradients or take local steps are plain decoders, too.
 """
 
-import importlib.util
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gristmill_parity.cases import Case
 from gristmill_parity.plain.compression import PlainInt8, PlainPowerSGD
-from gristmill_parity.plain.decoder import IGNORED, PlainDecoder, PlainSizes
-from gristmill_parity.plain.experts import PlainExperts, PlainRouting
+from gristmill_parity.plain.decoder import IGNORED
 from gristmill_parity.plain.muon import PlainMuon
-from gristmill_parity.plain.variants import PlainLatentDecoder, PlainLatentSizes, PlainParts, PlainVariant
+from gristmill_parity.reference_models import Named, PlainModel, TransformersModel, summed_loss
 from gristmill_parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, global_batch
 from training.experimental.compression.powersgd import initial_q
-from training.hugging_face.hf_config import find_family, write_hf_config
-from training.hugging_face.hf_tensors import HFTensor, hf_tensors, parameters_of, pieces_by_parameter
 from training.model.batch import TokenBatch
-from training.model.decoder import meta_decoder
-from training.model.model_config import ModelConfig
-from training.parallel.initialize import init_shard
-from training.sharding.shard_spec import ShardSpec
-
-Named = dict[str, Tensor]
-
-
-class PlainModel:
-    """The plain decoder."""
-
-    def __init__(self, case: Case) -> None:
-        model = case.model
-        self.layers = model.layers
-        self.weights = {name: w.requires_grad_() for name, w in initial_weights(case).items()}
-        self.parameters = list(self.weights.values())
-        base = model.rope_base if model.positions == "rope" else 0.0
-        sizes = PlainSizes(
-            model.layers, model.heads, model.kv_heads, model.norm_eps, base, model.dropout, str(model.rope_scaling),
-            model.rope_factor, model.rope_original_context, (model.rope_low, model.rope_high),
-            model.rope_attention_factor, model.window or 0, model.full_attention_every, bool(model.rope_truncate),
-            model.mlp == "swiglu-clamped",
-        )  # fmt: skip
-        parts = PlainParts(
-            str(model.residual),
-            str(model.mlp),
-            model.positions == "alibi",
-            model.rotary_dim,
-            model.position_offset or 0,
-        )
-        plain = case.preset in ("llama", "gpt2") or model.norm == "rms"
-        self._decoder = PlainDecoder(self.weights, sizes) if plain else PlainVariant(self.weights, sizes, parts)
-        if model.kv_lora_rank:
-            latent = PlainLatentSizes(model.qk_rope_head_dim, model.v_head_dim, model.rope_mscale_all_dim)
-            self._decoder = PlainLatentDecoder(self.weights, sizes, latent)
-        self.experts = self._decoder.experts = _plain_experts(model, self.weights) if model.experts else None
-        self.logits = self._decoder.logits
-
-    def loss(self, batch: TokenBatch) -> Tensor:
-        if self.experts is None:
-            return self._decoder.loss(batch.ids, batch.targets, batch.sample_ids)
-        self.experts.padding = batch.padding
-        loss = self._decoder.loss(batch.ids, batch.targets, batch.sample_ids)
-        self.experts.padding = None
-        return loss
-
-    def named(self, kind: str) -> Named:
-        """Return the "data" or "grad" of the parameters by our names, and with their data what routers have."""
-        found = {name: getattr(w, kind) for name, w in self.weights.items()}
-        if self.experts is None or kind == "grad":
-            return found
-        if self.experts.routing.capacity:
-            names = [f"blocks.{layer}.mlp.router" for layer in range(self.layers)]
-            shares = [self.experts.dropped.get(name, 0) / self.experts.choices.get(name, 1) for name in names]
-            found["dropped shares"] = torch.tensor(shares, dtype=torch.float64)
-        return found | {f"{name}.choice_bias": bias for name, bias in self.experts.biases.items()}
-
-
-def _plain_experts(model: ModelConfig, weights: Named) -> PlainExperts:
-    return PlainExperts(
-        weights,
-        PlainRouting(
-            model.experts_per_token, model.router == "sigmoid", bool(model.router_normalize), model.router_scale,
-            model.expert_groups, model.groups_per_token, str(model.balance), model.balance_loss, model.router_z_loss,
-            model.balance_rate, model.mlp == "swiglu-clamped", model.capacity_factor,
-        ),
-    )  # fmt: skip
-
-
-class TransformersModel:
-    """transformers' own model of the family, with our names by the tables of import and export."""
-
-    def __init__(self, case: Case) -> None:
-        import transformers  # takes seconds, and may be missing
-
-        family = find_family(case.model)
-        fields: dict[str, Any] = write_hf_config(family, case.model, 0, torch.float64)
-        config = transformers.AutoConfig.for_model(**fields)
-        self._model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
-        self._tensors = hf_tensors(family, case.model)
-        self._head = family.head
-        self.parameters = list(self._model.parameters())
-        initial = initial_weights(case)
-        for name, pieces in pieces_by_parameter(self._theirs("data")).items():
-            for view, spec in pieces:
-                view.copy_(initial[name][spec.slices])
-
-    def logits(self, ids: Tensor) -> Tensor:
-        found: Tensor = self._model(ids).logits
-        return found
-
-    def loss(self, batch: TokenBatch) -> Tensor:
-        return summed_loss(self.logits(batch.ids), batch.targets)
-
-    def named(self, kind: str) -> Named:
-        """Return the "data" or "grad" of the parameters by our names."""
-        return parameters_of(self._theirs(kind))
-
-    def _theirs(self, kind: str) -> Iterator[tuple[HFTensor, Tensor]]:
-        """Yield the "data" or "grad" of their tensors, as files have them."""
-        for tensor in self._tensors:
-            if tensor.layout == "buffer":
-                continue
-            yield tensor, tensor_in_memory(self._model, tensor.name, self._head, kind)
-
-
-# Experts' matrices in files: where they lie in memory, and which half of that matrix they are
-_FUSED = {
-    "gate_proj": ("gate_up_proj", 0), "w1": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1),
-    "w3": ("gate_up_proj", 1), "down_proj": ("down_proj", -1), "w2": ("down_proj", -1),
-}  # fmt: skip
-
-
-_OF_ALL_EXPERTS = {f"{part}_proj{kind}" for part in ("gate_up", "down") for kind in ("", "_bias")}
-
-
-def tensor_in_memory(model: Any, name: str, head: str, kind: str) -> Tensor:
-    """Return the "data" or "grad" of a tensor of files, of that name, in transformers' `model`.
-
-    The output matrix, `head`, may have another name in memory, and a layer's experts are two tensors there.
-    """
-    layer, _, matrix = name.replace(".block_sparse_moe.", ".mlp.").partition(".experts.")
-    if not matrix:
-        parameter = model.get_output_embeddings().weight if name == head else model.get_parameter(layer)
-        found: Tensor = getattr(parameter, kind)
-        return found
-    if matrix in _OF_ALL_EXPERTS:
-        whole: Tensor = getattr(model.get_parameter(name), kind)
-        return whole
-    expert, part, _ = matrix.split(".")
-    fused, half = _FUSED[part]
-    found = getattr(model.get_parameter(f"{layer}.experts.{fused}"), kind)[int(expert)]
-    return found if half < 0 else found.chunk(2)[half]
-
-
-def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Summed cross-entropy in nats, 0-d, of logits (B, T, V) and targets (B, T)."""
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-
-
-def initial_weights(case: Case) -> Named:
-    """Return the case's initial weights by name, rounded to its parameters' dtype, in float64."""
-    config = case.model
-    dtype = torch.float64 if case.precision == "fp64" else torch.float32
-    found = {}
-    for name, parameter in meta_decoder(config).named_parameters():
-        values = torch.empty(parameter.shape, dtype=dtype)
-        init_shard(values, name, ShardSpec.whole(tuple(values.shape)), config, SEED)
-        found[name] = values.double()
-    return found
 
 
 def reference_optimizer(case: Case, model: PlainModel | TransformersModel) -> torch.optim.Optimizer | PlainMuon:
-    """torch's plain SGD, or its AdamW, with which matrices decay and norms and biases do not; or plain Muon."""
+    """Return torch's plain SGD, or its AdamW, in which norms and biases do not decay; or plain Muon."""
     if case.optimizer == "sgd":
         return torch.optim.SGD(model.parameters, lr=LR)
-    matrices: list[Tensor] = []
     named = model.weights if isinstance(model, PlainModel) else {}
-    biases = [w for name, w in named.items() if name.endswith("bias")]  # experts' have two dimensions
+    biases = {id(weight) for name, weight in named.items() if name.endswith("bias")}  # experts' have two dimensions
+    matrices = list[Tensor]()
     if case.optimizer == "muon":
-        blocks = [w for name, w in named.items() if name.startswith("blocks.") and w.ndim >= 2]
-        matrices = [w for w in blocks if not any(w is bias for bias in biases)]
-    rest = [w for w in model.parameters if not any(w is matrix for matrix in matrices)]
-    groups = [
-        {"params": [p for p in rest if (p.ndim >= 2 and not any(p is b for b in biases)) is decays]}
-        | {"weight_decay": decay}
-        for decays, decay in ((True, ADAMW.weight_decay), (False, 0.0))
-    ]
+        for name, weight in named.items():
+            if name.startswith("blocks.") and weight.ndim >= 2 and id(weight) not in biases:
+                matrices.append(weight)
+    orthogonalised = {id(matrix) for matrix in matrices}
+    decaying = list[Tensor]()
+    others = list[Tensor]()
+    for parameter in model.parameters:
+        if id(parameter) in orthogonalised:
+            continue
+        if parameter.ndim >= 2 and id(parameter) not in biases:
+            decaying.append(parameter)
+        else:
+            others.append(parameter)
+    groups = [{"params": decaying, "weight_decay": ADAMW.weight_decay}, {"params": others, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=ADAMW.lr, betas=ADAMW.betas, eps=ADAMW.eps)
     if case.optimizer == "adamw":
         return adamw
@@ -204,8 +52,8 @@ def clip_and_update(
     case: Case, model: PlainModel | TransformersModel, optimizer: torch.optim.Optimizer | PlainMuon
 ) -> Tensor:
     """Update the model by its gradients, which are clipped as the case says; returns their norm before that."""
-    longest = math.inf if case.optimizer == "sgd" else ADAMW.max_grad_norm
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters, longest)
+    max_norm = math.inf if case.optimizer == "sgd" else ADAMW.max_grad_norm
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters, max_norm)
     optimizer.step()
     return norm
 
@@ -219,11 +67,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer | PlainMuon, rate: float)
         group["lr"] = rate
 
 
+def _copied_gradients(model: PlainModel | TransformersModel) -> Named:
+    return {name: gradient.clone() for name, gradient in model.named("grad").items()}
+
+
 _BY_COLUMNS = ("o.weight", "down.weight")  # of matrices those whose inputs tensor parallelism divides
 
 
 class CompressedSteps:
-    """Steps of one model by gradients that replicas sum compressed; `gradients` are the first sums."""
+    """Steps of one model by gradients that replicas sum compressed; `gradients` are the sums of the first step."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -241,47 +93,61 @@ class CompressedSteps:
 
     def step(self, batch: TokenBatch, targets: int) -> Tensor:
         """Take a step; returns the mean loss before it."""
-        each = list[Named]()
+        by_replica = list[Named]()
         total = torch.zeros((), dtype=torch.float64)
         for replica in range(self.replicas):
             self.optimizer.zero_grad()
             loss = self.model.loss(own_sequences(batch, replica, self.replicas)) / targets
             loss.backward()
             total += loss.detach()
-            each.append({name: grad.clone() for name, grad in self.model.named("grad").items()})
-        sums = self._sums(each)
+            by_replica.append(_copied_gradients(self.model))
+        sums = self._sums(by_replica)
         for name, weight in self.model.weights.items():
             weight.grad = sums[name].clone()
         self.gradients = self.gradients or sums
         self.norms.append(clip_and_update(self.case, self.model, self.optimizer))
         return total
 
-    def _sums(self, each: list[Named]) -> Named:
+    def _sums(self, by_replica: list[Named]) -> Named:
         """Return the sums that all replicas get: of vectors exactly, of matrices compressed."""
-        sums = {name: torch.stack([own[name] for own in each]).sum(0) for name in each[0]}
-        matrices = [name for name in reversed(sums) if sums[name].ndim == 2]  # as a backward pass has them
-        if self.tp > self.case.model.kv_heads:  # of heads of which several ranks have terms
-            matrices = [name for name in matrices if not name.endswith(("k.weight", "v.weight"))]
+        sums = {name: torch.stack([own[name] for own in by_replica]).sum(0) for name in by_replica[0]}
+        matrices = self._compressed_names(sums)
         if self._int8 is None:
-            return sums | {name: self._low_rank(name, [own[name] for own in each]) for name in matrices}
-        rows = [torch.cat([own[name].flatten() for name in matrices]) for own in each]
-        parts = self._int8.sum(rows).split([sums[name].numel() for name in matrices])
-        return sums | {name: part.view_as(sums[name]) for name, part in zip(matrices, parts, strict=True)}
+            for name in matrices:
+                sums[name] = self._low_rank(name, [own[name] for own in by_replica])
+            return sums
+        rows = []
+        for own in by_replica:
+            rows.append(torch.cat([own[name].flatten() for name in matrices]))
+        sizes = [sums[name].numel() for name in matrices]
+        for name, values in zip(matrices, self._int8.sum(rows).split(sizes), strict=True):
+            sums[name] = values.view_as(sums[name])
+        return sums
+
+    def _compressed_names(self, gradients: Named) -> list[str]:
+        """Return the names of the matrices that are compressed, last ones first, as a backward pass has them."""
+        has_kv_terms = self.tp > self.case.model.kv_heads  # several ranks have terms of a head's gradient
+        names = []
+        for name in reversed(gradients):
+            if gradients[name].ndim == 2 and not (has_kv_terms and name.endswith(("k.weight", "v.weight"))):
+                names.append(name)
+        return names
 
     def _low_rank(self, name: str, gradients: list[Tensor]) -> Tensor:
-        """By PowerSGD: each tensor-parallel rank of its own piece of the matrix, if that makes it smaller."""
+        """Return the sum by PowerSGD: each tensor-parallel rank compresses its piece, if that makes it smaller."""
         dim = int(name.endswith(_BY_COLUMNS))
-        found = []
-        for index, pieces in enumerate(zip(*(g.chunk(self.tp, dim) for g in gradients), strict=True)):
-            n, m = pieces[0].shape
-            if self.rank * (n + m) >= n * m:
-                found.append(torch.stack(pieces).sum(0))
+        pieces_of_replicas = [gradient.chunk(self.tp, dim) for gradient in gradients]
+        sums = []
+        for index, pieces in enumerate(zip(*pieces_of_replicas, strict=True)):
+            rows, columns = pieces[0].shape
+            if self.rank * (rows + columns) >= rows * columns:
+                sums.append(torch.stack(pieces).sum(0))
                 continue
             if (name, index) not in self._powersgd:
-                first = initial_q((n, m), self.rank, SEED, name, pieces[0])
+                first = initial_q((rows, columns), self.rank, SEED, name, pieces[0])
                 self._powersgd[name, index] = PlainPowerSGD(self.replicas, first)
-            found.append(self._powersgd[name, index].sum(pieces))
-        return torch.cat(found, dim)
+            sums.append(self._powersgd[name, index].sum(pieces))
+        return torch.cat(sums, dim)
 
 
 class LocalSteps:
@@ -295,8 +161,8 @@ class LocalSteps:
         self.model = PlainModel(case)
         self.gradients: Named = {}
         self.norms: list[Tensor] = []
-        self._each = [PlainModel(case) for _ in range(case.layout.dp)]
-        self.optimizers = [reference_optimizer(case, one) for one in self._each]
+        self._replicas = [PlainModel(case) for _ in range(case.layout.dp)]
+        self.optimizers = [reference_optimizer(case, replica) for replica in self._replicas]
         self._outer = torch.optim.SGD(
             self.model.parameters, lr=ADAMW.outer_lr, momentum=ADAMW.outer_momentum, nesterov=True
         )
@@ -306,32 +172,34 @@ class LocalSteps:
         """Let each replica take a step; returns their mean loss before it."""
         total = torch.zeros((), dtype=torch.float64)
         norms = []
-        for replica, (one, optimizer) in enumerate(zip(self._each, self.optimizers, strict=True)):
-            own = own_sequences(batch, replica, len(self._each))
+        for number, replica in enumerate(self._replicas):
+            own = own_sequences(batch, number, len(self._replicas))
+            optimizer = self.optimizers[number]
             optimizer.zero_grad()
-            if one.experts is not None:
-                one.experts.restart()
-            loss = one.loss(own)
-            of_routers = 0.0 if one.experts is None else one.experts.loss
-            ((loss + of_routers) / int((own.targets != IGNORED).sum())).backward()
+            if replica.experts is not None:
+                replica.experts.restart()
+            loss = replica.loss(own)
+            total_loss = loss if replica.experts is None else loss + replica.experts.loss
+            own_targets = int((own.targets != IGNORED).sum())
+            (total_loss / own_targets).backward()
             total += loss.detach() / targets
-            norms.append(clip_and_update(self.case, one, optimizer))
+            norms.append(clip_and_update(self.case, replica, optimizer))
         self.norms.append(torch.stack(norms).square().mean().sqrt())
         self._steps += 1
         if self._steps % self.case.layout.local_steps == 0:
-            self._meet()
+            self._outer_step()
         return total
 
-    def _meet(self) -> None:
-        """An outer step, after which all replicas have the shared weights."""
+    def _outer_step(self) -> None:
+        """Update the shared weights by the replicas' mean change, and give them to all replicas."""
         for name, shared in self.model.weights.items():
-            own = [one.weights[name].detach() for one in self._each]
-            shared.grad = torch.stack([shared.detach() - weight for weight in own]).mean(0)
-        self.gradients = self.gradients or {name: grad.clone() for name, grad in self.model.named("grad").items()}
+            changes = [shared.detach() - replica.weights[name].detach() for replica in self._replicas]
+            shared.grad = torch.stack(changes).mean(0)
+        self.gradients = self.gradients or _copied_gradients(self.model)
         self._outer.step()
         for name, shared in self.model.weights.items():
-            for one in self._each:
-                one.weights[name].data.copy_(shared.detach())
+            for replica in self._replicas:
+                replica.weights[name].data.copy_(shared.detach())
 
 
 def own_sequences(batch: TokenBatch, replica: int, replicas: int) -> TokenBatch:
@@ -378,7 +246,9 @@ def reference_steps(case: Case) -> "LocalSteps | CompressedSteps | OneModelSteps
     """Return the steps of a case's reference, which is at its initial weights."""
     if case.layout.local_steps:
         return LocalSteps(case)
-    return OneModelSteps(case) if case.layout.compression == "none" else CompressedSteps(case)
+    if case.layout.compression != "none":
+        return CompressedSteps(case)
+    return OneModelSteps(case)
 
 
 class OneModelSteps:
@@ -395,15 +265,17 @@ class OneModelSteps:
     def step(self, batch: TokenBatch, targets: int) -> Tensor:
         """Take a step; returns the mean loss before it."""
         model = self.model
-        experts = getattr(self.model, "experts", None)
+        experts = model.experts if isinstance(model, PlainModel) else None
         if experts is not None:
             experts.restart()
         self.optimizer.zero_grad()
-        parts = _documents_alone(batch)
-        loss = torch.stack([model.loss(part) for part, _ in parts]).sum() / targets
-        of_routers = experts.loss / targets if experts is not None else 0.0
-        (loss + of_routers + sum(_z_loss(self.case, model, part) for part, _ in parts) / targets).backward()
-        self.gradients = self.gradients or {name: grad.clone() for name, grad in model.named("grad").items()}
+        documents = [batch_of_length for batch_of_length, _ in _documents_alone(batch)]
+        loss = torch.stack([model.loss(each) for each in documents]).sum() / targets
+        total_loss = loss + sum(_z_loss(self.case, model, each) for each in documents) / targets
+        if experts is not None:
+            total_loss = total_loss + experts.loss / targets
+        total_loss.backward()
+        self.gradients = self.gradients or _copied_gradients(model)
         self.norms.append(clip_and_update(self.case, model, self.optimizer))
         if experts is not None:
             experts.update()
@@ -428,14 +300,11 @@ def _documents_alone(batch: TokenBatch) -> list[tuple[TokenBatch, Tensor]]:
         return [(batch, every.view_as(batch.ids))]
     starts = every[batch.positions.flatten() == 0]
     lengths = torch.cat([starts, starts.new_tensor([len(every)])]).diff()
-    parts = []
+    documents = []
     for length in lengths.unique().tolist():
         where = starts[lengths == length, None] + every[:length]
-        ids, targets = (t.flatten()[where] for t in (batch.ids, batch.targets))
-        parts.append((TokenBatch(ids, targets, batch.sample_ids[:1].expand(len(where))), where))
-    return parts
-
-
-def transformers_is_installed() -> bool:
-    """True where transformers can be imported."""
-    return importlib.util.find_spec("transformers") is not None
+        ids = batch.ids.flatten()[where]
+        targets = batch.targets.flatten()[where]
+        samples = batch.sample_ids[:1].expand(len(where))
+        documents.append((TokenBatch(ids, targets, samples), where))
+    return documents

@@ -10,15 +10,8 @@ from torch import Tensor
 from gristmill_parity.cases import VOCAB_SIZE
 from gristmill_parity.plain.decoder import IGNORED
 from gristmill_parity.plain.token_data import PlainBatch, PlainOrder, PlainTokens, evaluation_batch, unigram_loss
-from gristmill_parity.reference import (
-    GlobalResult,
-    PlainModel,
-    TransformersModel,
-    evaluated_logits,
-    reference_steps,
-    set_learning_rate,
-    summed_loss,
-)
+from gristmill_parity.reference import GlobalResult, evaluated_logits, reference_steps, set_learning_rate
+from gristmill_parity.reference_models import PlainModel, TransformersModel, summed_loss
 from gristmill_parity.runs.run_case import EVALUATED, RunCase
 from gristmill_parity.runs.shards import HOLDOUT, train_folders, write_token_data
 from gristmill_parity.worker import SEED
@@ -51,12 +44,13 @@ def run_reference_of_run(case: RunCase) -> GlobalResult:
         if step in case.evaluations:
             evaluations.append(_evaluate(steps.model, holdout, case))
     unigram = unigram_loss(sets, weights, holdout, EVALUATED, VOCAB_SIZE)
-    found = torch.stack([*losses, *evaluations, torch.tensor(unigram, dtype=torch.float64)])
-    return GlobalResult(found, {"norm": torch.stack(steps.norms)}, steps.model.named("data"))
+    all_losses = [*losses, *evaluations, torch.tensor(unigram, dtype=torch.float64)]
+    norms = torch.stack(steps.norms)
+    return GlobalResult(torch.stack(all_losses), {"norm": norms}, steps.model.named("data"))
 
 
 def _learning_rate(step: int, case: RunCase) -> float:
-    """Of a step, from 1: a warm-up to the largest rate, and half a cosine down to the last one."""
+    """Return the rate of a step, from 1: a warm-up to the largest rate, and half a cosine down to the last one."""
     optim = case.optim
     if step <= optim.warmup_steps:
         return optim.lr * step / optim.warmup_steps
@@ -66,12 +60,14 @@ def _learning_rate(step: int, case: RunCase) -> float:
 
 def _tokens(read: PlainBatch, case: RunCase) -> tuple[TokenBatch, int]:
     """Return a batch as models take it, and its number of targets."""
+    ids = torch.from_numpy(read.ids)
+    targets = torch.from_numpy(read.targets)
+    samples = torch.from_numpy(read.sample_ids)
     positions = torch.from_numpy(read.positions) if case.documents else None
-    ids, targets, samples = (torch.from_numpy(values) for values in (read.ids, read.targets, read.sample_ids))
     return TokenBatch(ids, targets, samples, positions), int((targets != IGNORED).sum())
 
 
 def _evaluate(model: PlainModel | TransformersModel, holdout: PlainTokens, case: RunCase) -> Tensor:
-    """Mean loss of the sequences of the holdout that a run evaluates."""
+    """Return the mean loss of the sequences of the holdout that a run evaluates."""
     batch, targets = _tokens(evaluation_batch(holdout, EVALUATED), case)
     return summed_loss(evaluated_logits(model, batch, VOCAB_SIZE), batch.targets) / targets

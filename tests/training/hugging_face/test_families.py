@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from gristmill_parity.reference import tensor_in_memory
+from gristmill_parity.reference_models import tensor_in_memory
 from training.hugging_face.hf_config import read_hf_config
 from training.hugging_face.hf_tensors import HFTensor, hf_tensors, parameters_of
 from training.model.decoder import Decoder
