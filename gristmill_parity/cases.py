@@ -124,11 +124,22 @@ def small_model(
 
     The default initial weights are large enough that every gradient matters. `sparse`: a name of SPARSE.
     """
-    sizes = {"layers": layers, "width": 96, "heads": heads, "ffn_width": 96, "dropout": dropout, "init_std": init_std}
     grouped = preset == "llama" or "kv_heads" in find_preset(preset).options
-    sizes |= {"kv_heads": heads // 2 if grouped else heads, "vocab_size": VOCAB_SIZE, "context": SEQ_LEN}
-    options = {**(SHRUNK[preset].options if preset in SHRUNK else {}), **SPARSE[sparse]}
-    return ModelConfig(preset=preset, **{**sizes, **options}).resolve(VOCAB_SIZE, SEQ_LEN)
+    sizes: dict[str, Any] = {
+        "layers": layers,
+        "width": 96,
+        "heads": heads,
+        "kv_heads": heads // 2 if grouped else heads,
+        "ffn_width": 96,
+        "dropout": dropout,
+        "init_std": init_std,
+        "vocab_size": VOCAB_SIZE,
+        "context": SEQ_LEN,
+    }
+    if preset in SHRUNK:
+        sizes.update(SHRUNK[preset].options)
+    sizes.update(SPARSE[sparse])
+    return ModelConfig(preset=preset, **sizes).resolve(VOCAB_SIZE, SEQ_LEN)
 
 
 _SEQUENCES = 8  # per step, rounded up to a multiple of replicas x micro-batches
@@ -178,7 +189,8 @@ class Case:
         """Choose numbers of layers and sequences that the layout can split; `options` are further fields."""
         parts = layout.dp * layout.micro_batches * layout.batch_shards
         sequences = -(-_SEQUENCES // parts) * parts
-        options = {"dropout": 0.1 if preset == "gpt2" else 0.0, "sequences": sequences, **options}
+        dropout = 0.1 if preset == "gpt2" else 0.0
+        options = {"dropout": dropout, "sequences": sequences, **options}
         return cls(preset, layout, _layer_count(layout), recompute=recompute, **options)
 
     @property
@@ -197,19 +209,24 @@ class Case:
     @property
     def counts_traffic(self) -> bool:
         """Return whether the traffic is compared with theory, whose formulas are for plain steps."""
-        # torch 2.15 reduces a first stage's embedding once a step, those before with each micro-batch
-        uncounted = self.layout.zero == 3 and self.layout.pp > 1 and torch.__version__ >= "2.14"
-        # on a cube queries have other tokens, and documents' positions are exchanged
-        uncounted |= self.layout.tensor == "3d" and (bool(self.model.query_layer) or self.documents)
-        uncounted |= self.layout.ep > 1  # how many tokens ranks send is the router's choice
-        uncounted |= self.layout.context == "ulysses" and self.documents  # whose positions are gathered
-        return self.optimizer == "sgd" and self.offload == "device" and not self.compiled and not uncounted
+        if self.optimizer != "sgd" or self.offload != "device" or self.compiled:
+            return False
+        layout = self.layout
+        if layout.zero == 3 and layout.pp > 1 and torch.__version__ >= "2.14":
+            return False  # torch 2.15 reduces a first stage's embedding once a step, those before with each micro-batch
+        if layout.tensor == "3d" and (self.model.query_layer or self.documents):
+            return False  # on a cube queries have other tokens, and documents' positions are exchanged
+        if layout.context == "ulysses" and self.documents:
+            return False  # whose positions are gathered
+        return layout.ep == 1  # with more, how many tokens ranks send is the router's choice
 
     @property
     def of_reference(self) -> "Case":
         """Return the case as the reference runs it: one process on the CPU, if independent; else on the same device."""
-        found = replace(self, layout=_reference_layout(self.layout), recompute="none", offload="device", compiled=False)
-        return found if self.reference == "one process" else replace(found, device="cpu")
+        case = replace(self, layout=_reference_layout(self.layout), recompute="none", offload="device", compiled=False)
+        if case.reference != "one process":
+            case = replace(case, device="cpu")
+        return case
 
     def __str__(self) -> str:
         return " ".join([self.preset, name_of_layout(self.layout), *self.options])
@@ -217,34 +234,44 @@ class Case:
     @property
     def options(self) -> list[str]:
         """Return the options besides the layout, where they are not the usual ones, and the reference, in words."""
-        words = [f"recompute-{self.recompute}"] * (self.recompute != "none")
-        words += [self.optimizer] * (self.optimizer != "sgd") + ["z-loss"] * (self.z_loss > 0)
-        words += [f"offload-{self.offload}"] * (self.offload != "device")
-        words += [f"experts-{self.sparse}"] * bool(self.sparse)
-        words += ["compiled"] * self.compiled + ["documents"] * self.documents + ["padding"] * self.padding
-        words += ["chats"] * self.chats
-        words += [self.precision] * (self.precision != "fp64")
-        words += [f"{self.steps} steps"] * (self.steps != 3)
-        return [*words, *[f"= {self.reference}"] * (self.reference != "one process")]
+        words = [
+            (f"recompute-{self.recompute}", self.recompute != "none"),
+            (self.optimizer, self.optimizer != "sgd"),
+            ("z-loss", self.z_loss > 0),
+            (f"offload-{self.offload}", self.offload != "device"),
+            (f"experts-{self.sparse}", self.sparse != ""),
+            ("compiled", self.compiled),
+            ("documents", self.documents),
+            ("padding", self.padding),
+            ("chats", self.chats),
+            (self.precision, self.precision != "fp64"),
+            (f"{self.steps} steps", self.steps != 3),
+            (f"= {self.reference}", self.reference != "one process"),
+        ]
+        return [word for word, applies in words if applies]
 
 
 def name_of_layout(layout: ParallelConfig) -> str:
     """Return the options of a layout in words, without those that have no effect."""
-    words = [f"dp{layout.dp} tp{layout.tp} pp{layout.pp}"]
-    words += [f"zero{layout.zero}"] * (layout.zero > 0)
-    words += [f"shard{layout.zero_group}"] * (1 < layout.zero_group < layout.dp)
-    words += ["sp"] * layout.sequence_parallel
-    words += [f"{layout.tensor} {' x '.join(map(str, layout.grid))}"] * (layout.tensor != "1d")
-    words += [f"cp{layout.cp} {layout.context}"] * (layout.cp > 1)
-    words += [f"ep{layout.ep}"] * (layout.ep > 1)
-    words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
-    words += [f"{layout.compression} {layout.compression_rank}"] * (layout.compression == "powersgd")
-    words += ["int8"] * (layout.compression == "int8") + [f"H{layout.local_steps}"] * (layout.local_steps > 0)
-    words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
-    return " ".join(words)
+    words = [
+        (f"dp{layout.dp} tp{layout.tp} pp{layout.pp}", True),
+        (f"zero{layout.zero}", layout.zero > 0),
+        (f"shard{layout.zero_group}", 1 < layout.zero_group < layout.dp),
+        ("sp", layout.sequence_parallel),
+        (f"{layout.tensor} {' x '.join(map(str, layout.grid))}", layout.tensor != "1d"),
+        (f"cp{layout.cp} {layout.context}", layout.cp > 1),
+        (f"ep{layout.ep}", layout.ep > 1),
+        (f"{layout.schedule} v{layout.virtual_stages}", layout.pp > 1),
+        (f"{layout.compression} {layout.compression_rank}", layout.compression == "powersgd"),
+        ("int8", layout.compression == "int8"),
+        (f"H{layout.local_steps}", layout.local_steps > 0),
+        (f"m{layout.micro_batches}", layout.micro_batches > 1),
+    ]
+    return " ".join(word for word, applies in words if applies)
 
 
 def _reference_layout(own: ParallelConfig) -> ParallelConfig:
+    """Return the layout of a reference: one process, but for replicas that one process trains by turns."""
     one = ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=1)
     if own.local_steps:
         return replace(one, dp=own.local_replicas, local_steps=own.local_steps)
@@ -260,35 +287,40 @@ def _layer_count(layout: ParallelConfig) -> int:
 
 
 def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
-    """Every layout of 1 … `processes` processes, and the refused layouts with the reason.
+    """Return every layout of 1 … `processes` processes, and the refused layouts with the reason.
 
     Preset, number of micro-batches and recomputation are drawn pseudo-randomly, as a function of the layout.
     """
     cases = []
     refused = {}
     for layout in _layouts(processes):
-        found, reason = _with_micro_batches(layout)
-        draw = key_from_name(f"{layout}")
-        if found:
-            preset = _PRESETS[draw % 2]
-            recompute = _RECOMPUTE[(draw >> 8) % 3]
-            cases.append(Case.of(preset, found[(draw >> 16) % len(found)], recompute))
-        else:
+        accepted, reason = _with_micro_batches(layout)
+        if not accepted:
             refused[layout] = reason
+            continue
+        draw = key_from_name(f"{layout}")
+        preset = _PRESETS[draw % 2]
+        recompute = _RECOMPUTE[(draw >> 8) % 3]
+        cases.append(Case.of(preset, accepted[(draw >> 16) % len(accepted)], recompute))
     return cases, refused
 
 
 def _layouts(processes: int) -> Iterator[ParallelConfig]:
-    """Every combination of layout options, including impossible ones; `micro_batches` is left at 0."""
+    """Yield every combination of layout options, including impossible ones; `micro_batches` is left at 0."""
     for count in range(1, processes + 1):
         for dp, tp in itertools.product(_divisors(count), repeat=2):
-            if count % (dp * tp) == 0:
-                for sequence_parallel in (False, True)[: 1 + (tp > 1)]:
-                    for zero, shard in _zero_options(dp):
-                        for schedule, virtual in _pipeline_options(count // (dp * tp)):
-                            yield ParallelConfig(
-                                dp, zero, shard, tp, sequence_parallel, count // (dp * tp), schedule, virtual
-                            )
+            if count % (dp * tp):
+                continue
+            pp = count // (dp * tp)
+            yield from _layouts_of_sizes(dp, tp, pp)
+
+
+def _layouts_of_sizes(dp: int, tp: int, pp: int) -> Iterator[ParallelConfig]:
+    """Yield the layouts of given numbers of replicas, tensor-parallel ranks and pipeline ranks."""
+    for sequence_parallel in (False, True) if tp > 1 else (False,):
+        for zero, shard in _zero_options(dp):
+            for schedule, virtual in _pipeline_options(pp):
+                yield ParallelConfig(dp, zero, shard, tp, sequence_parallel, pp, schedule, virtual)
 
 
 def _divisors(number: int) -> list[int]:
@@ -296,35 +328,42 @@ def _divisors(number: int) -> list[int]:
 
 
 def _zero_options(dp: int) -> list[tuple[Literal[0, 1, 2, 3], int]]:
-    """ZeRO stages and group sizes: all replicas, or groups of them (hybrid sharding)."""
+    """Return ZeRO stages and group sizes: all replicas, or groups of them (hybrid sharding)."""
     stages: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
-    return [(0, 1), *((zero, shard) for zero in stages for shard in _divisors(dp)[1:])]
+    options: list[tuple[Literal[0, 1, 2, 3], int]] = [(0, 1)]
+    for zero in stages:
+        options += [(zero, shard) for shard in _divisors(dp) if shard > 1]
+    return options
 
 
 def _pipeline_options(pp: int) -> list[tuple[Schedule, int]]:
+    """Return schedules, and the numbers of stages a rank that they take."""
     if pp == 1:
         return [("1f1b", 1)]
-    defined = [
-        (schedule, (kind.stages_per_rank,) if kind.stages_per_rank else (2, 3)) for schedule, kind in SCHEDULES.items()
-    ]
-    return [(schedule, n) for schedule, numbers in defined for n in numbers if n * pp <= _MAX_STAGES]
+    options = []
+    for schedule, kind in SCHEDULES.items():
+        for stages_per_rank in (kind.stages_per_rank,) if kind.stages_per_rank else (2, 3):
+            if stages_per_rank * pp <= _MAX_STAGES:
+                options.append((schedule, stages_per_rank))
+    return options
 
 
 def _with_micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:
     """Return the layout with each number of micro-batches that it accepts; if it accepts none, the reason."""
-    numbers = [1, 2] if layout.pp == 1 else [layout.stages, layout.stages + layout.pp, layout.stages + 1, layout.pp, 1]
-    found: list[ParallelConfig] = []
+    if layout.pp == 1:
+        numbers = [1, 2]
+    else:
+        numbers = [layout.stages, layout.stages + layout.pp, layout.stages + 1, layout.pp, 1]
+    processes = layout.dp * layout.tp * layout.pp
+    model = small_model("llama", _layer_count(layout))
+    accepted: list[ParallelConfig] = []
     reason = ""
     for number in dict.fromkeys(numbers):
         try:
-            resolved = replace(layout, micro_batches=number).resolve(
-                layout.dp * layout.tp * layout.pp, small_model("llama", _layer_count(layout)), SEQ_LEN
-            )
+            accepted.append(replace(layout, micro_batches=number).resolve(processes, model, SEQ_LEN))
         except UsageError as error:
             reason = reason or str(error)
-        else:
-            found.append(resolved)
-    return found, "" if found else reason
+    return accepted, "" if accepted else reason
 
 
 def covering_cases(processes: int = 4) -> list[Case]:
@@ -332,44 +371,50 @@ def covering_cases(processes: int = 4) -> list[Case]:
 
     Greedy: always takes the case with the most uncovered pairs per cost.
     """
-    candidates = [
-        Case.of(preset, layout, recompute)
-        for each in _layouts(processes)
-        if each.virtual_stages < 3  # three stages per rank cost more and run the same code as two
-        for layout in _with_micro_batches(each)[0]
-        for preset in _PRESETS
-        for recompute in _RECOMPUTE
-    ]
+    candidates = list(_candidates(processes))
     pairs = [_pairs(case) for case in candidates]
     uncovered = set().union(*pairs)
-    # scores only shrink: a case that is still first after its score was recomputed is the best of all
-    heap = [
-        (-_pairs_per_cost(case, found, uncovered), i)
-        for i, (case, found) in enumerate(zip(candidates, pairs, strict=True))
-    ]
+    heap = []
+    for index, case in enumerate(candidates):
+        heap.append((-_pairs_per_cost(case, pairs[index], uncovered), index))
     heapq.heapify(heap)
     chosen: list[Case] = []
     while uncovered:
-        i = heap[0][1]
-        score = _pairs_per_cost(candidates[i], pairs[i], uncovered)
+        index = heap[0][1]
+        score = _pairs_per_cost(candidates[index], pairs[index], uncovered)
+        # scores only shrink: a case that is still first after its score was recomputed is the best of all
         if -score > heap[0][0]:
-            heapq.heapreplace(heap, (-score, i))
+            heapq.heapreplace(heap, (-score, index))
             continue
         heapq.heappop(heap)
-        chosen.append(candidates[i])
-        uncovered -= pairs[i]
+        chosen.append(candidates[index])
+        uncovered -= pairs[index]
     return chosen + [case for case in _CASES_3D if _with_micro_batches(case.layout)[0]]
 
 
+def _candidates(processes: int) -> Iterator[Case]:
+    """Yield every layout with every preset and mode of recomputation."""
+    for layout in _layouts(processes):
+        if layout.virtual_stages > 2:
+            continue  # three stages per rank cost more and run the same code as two
+        for accepted in _with_micro_batches(layout)[0]:
+            for preset in _PRESETS:
+                for recompute in _RECOMPUTE:
+                    yield Case.of(preset, accepted, recompute)
+
+
 def _pairs_per_cost(case: Case, pairs: set[Pair], uncovered: set[Pair]) -> float:
-    """Uncovered pairs in a case, over its cost, which grows with processes and with passes through blocks."""
+    """Return the uncovered pairs in a case over its cost, which grows with processes and passes through blocks."""
     layout = case.layout
-    passes = layout.dp * layout.tp * case.layers * layout.micro_batches * (1 if case.recompute == "none" else 2)
+    passes_of_block = 1 if case.recompute == "none" else 2
+    passes = layout.dp * layout.tp * case.layers * layout.micro_batches * passes_of_block
     return len(pairs & uncovered) / (10 * case.processes + passes)
 
 
 def _pairs(case: Case) -> set[Pair]:
+    """Return all pairs of the case's options with their values."""
     layout = case.layout
+    # 1, 0 or -1: more micro-batches than stages, as many, or fewer
     more = (layout.micro_batches > layout.stages) - (layout.micro_batches < layout.stages)
     values: Sequence[tuple[str, object]] = [
         ("dp", min(layout.dp, 3)),

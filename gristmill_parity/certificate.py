@@ -45,25 +45,36 @@ def plan_certificate(full: bool, processes: int | None, device: Literal["cpu", "
     set does, and again with documents that do not see each other. Without a number of `processes` all layouts are
     those of 8 at most, and those of `full` that are listed one by one have up to 16.
     """
-    most = processes or (_LISTED_PROCESSES if full else _PROCESSES)
-    covering = [case for case in covering_cases() if case.processes <= most]
-    all_, refused = all_cases(processes or _PROCESSES)
+    if processes is not None:
+        max_processes = processes
+    elif full:
+        max_processes = _LISTED_PROCESSES
+    else:
+        max_processes = _PROCESSES
+    covering = [case for case in covering_cases() if case.processes <= max_processes]
+    every_layout, refused = all_cases(processes or _PROCESSES)
+    if full:
+        in_fp32 = [replace(case, precision="fp32") for case in covering]
+        with_documents = [replace(case, documents=True) for case in covering]
+        layouts = every_layout + in_fp32 + with_documents
+    else:
+        layouts = covering + [replace(case, precision="fp32") for case in kinds_of_layouts(covering)]
     features, skipped = feature_cases(device, full)
-    layouts = [*(all_ if full else covering)]
-    layouts += [replace(case, precision="fp32") for case in (covering if full else kinds_of_layouts(covering))]
-    layouts += [replace(case, documents=True) for case in (covering if full else ())]
     runs, refused_runs = trainer_runs(full, device)
     skipped += [line for line in refused_runs if line not in skipped]
-    cases = [*features, *runs, *(replace(case, device=device) for case in layouts)]
-    gpus = torch.cuda.device_count()
-    possible = [case for case in cases if device == "cpu" or not case.sends_tensors or case.processes <= gpus]
-    if possible != cases:
-        count = len(cases) - len(possible)
+    chosen = list[Case]()
+    without_gpus = 0
+    for case in [*features, *runs, *(replace(case, device=device) for case in layouts)]:
+        if device == "cuda" and case.sends_tensors and case.processes > torch.cuda.device_count():
+            without_gpus += 1
+        elif case.processes <= max_processes:
+            chosen.append(case)
+    if without_gpus:
         skipped.append(
-            f"{count_of(count, 'row')} with pipelines, grids or rings, or of the trainer: each process needs a GPU, as "
-            "gloo sends no GPU tensors"
+            f"{count_of(without_gpus, 'row')} with pipelines, grids or rings, or of the trainer: each process needs a "
+            "GPU, as gloo sends no GPU tensors"
         )
-    return CertificatePlan([case for case in possible if case.processes <= most], refused, skipped)
+    return CertificatePlan(chosen, refused, skipped)
 
 
 def kinds_of_layouts(cases: Sequence[Case]) -> list[Case]:
@@ -88,11 +99,10 @@ def run_cases(cases: Sequence[Case], device: Literal["cpu", "cuda"], seconds: fl
     """
     started = time.monotonic()
     ended = threading.Event()
-    small = [case for case in cases if case.processes <= 2 and device == "cpu"]
-    lanes = [lane for lane in (small, [case for case in cases if case not in small]) if lane]
+    lanes = _lanes(cases, device)
     rows: dict[Case, CaseResult] = {}
 
-    def run(lane: list[Case]) -> None:
+    def run_lane(lane: list[Case]) -> None:
         size = max(case.processes for case in lane)
         with RankPool(size, job_timeout=_JOB_SECONDS, device=device, preload=_PRELOAD) as ranks:
             certifier = Certifier(ranks)
@@ -111,18 +121,34 @@ def run_cases(cases: Sequence[Case], device: Literal["cpu", "cuda"], seconds: fl
     ):
         bar = progress.add_task("cases", total=len(cases))
         try:
-            for lane in [threads.submit(run, lane) for lane in lanes]:
-                lane.result()
+            running = [threads.submit(run_lane, lane) for lane in lanes]
+            for future in running:
+                future.result()
         finally:
             ended.set()
     return [rows[case] for case in cases if case in rows]
 
 
+def _lanes(cases: Sequence[Case], device: str) -> list[list[Case]]:
+    """Return the cases that run one after the other: on CPUs small ones, and at the same time the others."""
+    small = list[Case]()
+    others = list[Case]()
+    for case in cases:
+        if case.processes <= 2 and device == "cpu":
+            small.append(case)
+        else:
+            others.append(case)
+    return [lane for lane in (small, others) if lane]
+
+
 def report(rows: Sequence[CaseResult], plan: CertificatePlan, seconds: float) -> Group:
     """Build the terminal report; error messages are plain text, not interpreted as rich's markup."""
-    skipped = [Text(f"skipped: {line}") for line in plan.skipped]
-    refused = [_refusals(plan.refused)] if plan.refused else []
-    return Group(_table(rows), *refused, *skipped, Text(summary(rows, seconds)))
+    parts: list[Table | Text] = [_table(rows)]
+    if plan.refused:
+        parts.append(_refusals(plan.refused))
+    parts += [Text(f"skipped: {line}") for line in plan.skipped]
+    parts.append(Text(summary(rows, seconds)))
+    return Group(*parts)
 
 
 _COLUMNS = ("case", "processes", *QUANTITIES, "limit", "calls", "KiB", "seconds", "")
@@ -140,12 +166,20 @@ def _table(rows: Sequence[CaseResult]) -> Table:
 
 
 def _cells(row: CaseResult) -> list[str]:
-    calls, size = (sum(v[i] for v in row.counted.values()) for i in (0, 1))
-    sign = "≠" if "theory" in row.mismatch else "="
-    numbers = [f"{row.differences[name]:.1e}" if name in row.differences else "" for name in QUANTITIES]
-    traffic = [f"{calls}", f"{size / 1024:.0f} {sign}"] if row.case.counts_traffic else ["", ""]
-    limit = f"{limits(row.case)['gradient']:.0e}"
-    return [str(row.case), str(row.case.processes), *numbers, limit, *traffic, f"{row.seconds:.1f}"]
+    """Return a row of the table, but for its last cell."""
+    cells = [str(row.case), str(row.case.processes)]
+    for name in QUANTITIES:
+        cells.append(f"{row.differences[name]:.1e}" if name in row.differences else "")
+    cells.append(f"{limits(row.case)['gradient']:.0e}")
+    if row.case.counts_traffic:
+        calls = sum(volume.calls for volume in row.counted.values())
+        size = sum(volume.bytes for volume in row.counted.values())
+        sign = "≠" if "theory" in row.mismatch else "="
+        cells += [f"{calls}", f"{size / 1024:.0f} {sign}"]
+    else:
+        cells += ["", ""]
+    cells.append(f"{row.seconds:.1f}")
+    return cells
 
 
 def _refusals(refused: dict[ParallelConfig, str]) -> Table:
@@ -158,32 +192,43 @@ def _refusals(refused: dict[ParallelConfig, str]) -> Table:
 
 def summary(rows: Sequence[CaseResult], seconds: float) -> str:
     """Summarize the certificate in a few lines: counts, largest differences, slowest case, failures."""
-    green = [row for row in rows if row.passed]
-    lines = [f"{count_of(len(rows), 'row')}, {len(green)} green, {len(rows) - len(green)} red, in {seconds:.0f} s"]
-    for reference, precision in dict.fromkeys((row.case.reference, row.case.precision) for row in rows):
-        chosen = [row for row in rows if (row.case.reference, row.case.precision) == (reference, precision)]
-        worst = max(chosen, key=lambda row: (not row.passed, torch.tensor(row.share_of_limit).nan_to_num(9e9).item()))
+    red = [row for row in rows if not row.passed]
+    green_count = len(rows) - len(red)
+    lines = [f"{count_of(len(rows), 'row')}, {green_count} green, {len(red)} red, in {seconds:.0f} s"]
+    groups = dict[tuple[str, str], list[CaseResult]]()
+    for row in rows:
+        groups.setdefault((row.case.reference, row.case.precision), []).append(row)
+    for (reference, precision), group in groups.items():
+        worst = max(group, key=_badness)
         lines.append(
             f"worst in {precision} against {reference}: {worst.largest_difference:.1e}, "
             f"{worst.share_of_limit:.0%} of its limit, {worst.case}"
         )
     slowest = max(rows, key=lambda row: row.seconds)
     lines.append(f"slowest: {slowest.seconds:.1f} s, {slowest.case}")
-    lines += [f"red: {row.case}: {row.reason}" for row in rows if not row.passed]
+    lines += [f"red: {row.case}: {row.reason}" for row in red]
     return "\n".join(lines)
+
+
+def _badness(row: CaseResult) -> tuple[bool, float]:
+    """Return a sort key: red rows after green ones, and rows without numbers after all others."""
+    share = row.share_of_limit
+    return not row.passed, math.inf if math.isnan(share) else share
 
 
 def as_json(rows: Sequence[CaseResult], plan: CertificatePlan) -> dict[str, Any]:
     """Return the certificate as JSON values; `traffic` is that of the rank with the most bytes."""
     records = []
     for row in rows:
-        traffic = {f"{axis} {operation}": v._asdict() for (axis, operation), v in row.counted.items()}
-        differences = {name: row.differences.get(name) for name in QUANTITIES}
-        records.append(
-            {**asdict(row.case), "processes": row.case.processes, "differences": differences, "traffic": traffic}
-            | {"limits": limits(row.case)}
-            | {"seconds": round(row.seconds, 3), "green": row.passed, "wrong": "" if row.passed else row.reason}
-        )
+        record = asdict(row.case)
+        record["processes"] = row.case.processes
+        record["differences"] = {name: row.differences.get(name) for name in QUANTITIES}
+        record["traffic"] = {f"{axis} {operation}": v._asdict() for (axis, operation), v in row.counted.items()}
+        record["limits"] = limits(row.case)
+        record["seconds"] = round(row.seconds, 3)
+        record["green"] = row.passed
+        record["wrong"] = "" if row.passed else row.reason
+        records.append(record)
     refused = [{**asdict(layout), "why": why} for layout, why in plan.refused.items()]
     return {"torch": torch.__version__, "rows": records, "refused": refused, "skipped": plan.skipped}
 
@@ -193,10 +238,11 @@ def as_markdown(rows: Sequence[CaseResult], plan: CertificatePlan, seconds: floa
     lines = [summary(rows, seconds).replace("\n", "\n\n"), ""]
     lines += [f"| {' | '.join(_COLUMNS[:-1])} | by axis | |", "|---" * (len(_COLUMNS) + 1) + "|"]
     for row in rows:
-        axes = ", ".join(
-            f"{axis} {operation} {v.calls} / {v.bytes / 1024:.0f} KiB" for (axis, operation), v in row.counted.items()
-        )
-        lines.append(f"| {' | '.join(_cells(row))} | {axes} | {'green' if row.passed else '**red**'} |")
+        by_axis = []
+        for (axis, operation), volume in row.counted.items():
+            by_axis.append(f"{axis} {operation} {volume.calls} / {volume.bytes / 1024:.0f} KiB")
+        cells = [*_cells(row), ", ".join(by_axis), "green" if row.passed else "**red**"]
+        lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "Refused:", "", *(f"- {layout.describe()}: {why}" for layout, why in plan.refused.items())]
     lines += ["", *(f"Skipped: {line}.\n" for line in plan.skipped)]
     return "\n".join(lines)

@@ -53,7 +53,7 @@ class CaseResult:
     case: Case
     seconds: float
     differences: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(_ALWAYS, float("nan")))
-    """Relative ones by quantity (see `differences`); nan if a rank failed."""
+    """Relative differences by quantity (see `differences`); nan if a rank failed."""
     counted: Traffic = field(default_factory=dict)
     """Traffic of the rank that communicates the most bytes."""
     error: str = ""
@@ -71,7 +71,8 @@ class CaseResult:
     def share_of_limit(self) -> float:
         """Return the largest of the differences over their limits; nan if one is nan."""
         allowed = limits(self.case)
-        return _largest(value / allowed[name] for name, value in self.differences.items())
+        shares = [value / allowed[name] for name, value in self.differences.items()]
+        return _largest(shares)
 
     @property
     def passed(self) -> bool:
@@ -80,19 +81,21 @@ class CaseResult:
 
     @property
     def _above(self) -> dict[str, float]:
+        """Return the differences that are not within their limits, which nan is not either."""
         allowed = limits(self.case)
         return {name: value for name, value in self.differences.items() if not value <= allowed[name]}
 
     @property
     def reason(self) -> str:
-        """Reason of failure; empty if it passed."""
+        """Return the reason of failure; empty if it passed."""
         if self.error:
             return self.error
-        difference = ""
-        if above := self._above:
+        reasons = [self.mismatch] if self.mismatch else []
+        above = self._above
+        if above:
             reference = self.case.reference.replace("plain", "the plain")
-            difference = f"{' and '.join(above)} differ by {_largest(above.values()):.1e} from {reference}"
-        return "; ".join(filter(None, [self.mismatch, difference]))
+            reasons.append(f"{' and '.join(above)} differ by {_largest(above.values()):.1e} from {reference}")
+        return "; ".join(reasons)
 
 
 def _largest(values: Iterable[float]) -> float:
@@ -125,22 +128,24 @@ class Certifier:
                 measured = differences(case, self._train(case), reference)
                 return CaseResult(case, time.monotonic() - started, measured)
             results = self.ranks.run(case.processes, self.job, case)
-            found = assemble_ranks(results)
-            measured = differences(case, found, reference)
+            assembled = assemble_ranks(results)
+            measured = differences(case, assembled, reference)
         except (RankError, AssertionError) as error:
             return CaseResult(case, time.monotonic() - started, error=str(error) or "an assertion failed")
-        busiest = max((r.counted for r in results), key=lambda traffic: sum(v.bytes for v in traffic.values()))
         seconds = time.monotonic() - started
-        held = holder_difference(results, case.layout.local_replicas)
-        mismatch = found.mismatch or held or traffic_difference(results)
-        return CaseResult(case, seconds, measured, busiest, mismatch=mismatch)
+        mismatch = (
+            assembled.mismatch or holder_difference(results, case.layout.local_replicas) or traffic_difference(results)
+        )
+        return CaseResult(case, seconds, measured, _busiest(results), mismatch=mismatch)
 
     def _train(self, case: RunCase) -> GlobalResult:
         """Run the trainer until the case's stop, and from there to its end."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write_token_data(folder)
-            for stint in (Stint(case, folder, case.layout, case.stop), Stint(case, folder, case.resumed, "done")):
+            until_stop = Stint(case, folder, case.layout, case.stop)
+            to_end = Stint(case, folder, case.resumed, "done")
+            for stint in (until_stop, to_end):
                 self.ranks.run(stint.layout.processes, self.stint, stint)
             return read_outcome(folder / RUN, case)
 
@@ -155,6 +160,12 @@ class Certifier:
         return self._references[case]
 
 
+def _busiest(results: Sequence[RankResult]) -> Traffic:
+    """Return the traffic of the rank that communicates the most bytes."""
+    traffic = [result.counted for result in results]
+    return max(traffic, key=lambda volumes: sum(volume.bytes for volume in volumes.values()))
+
+
 def assemble_ranks(results: Sequence[RankResult]) -> GlobalResult:
     """Assemble the ranks' shards. Raises AssertionError if elements are held by no rank, or losses differ.
 
@@ -164,12 +175,13 @@ def assemble_ranks(results: Sequence[RankResult]) -> GlobalResult:
         same = result.losses == results[0].losses
         assert same, f"rank {rank} reports losses {result.losses}, and rank 0 {results[0].losses}"
     losses = torch.tensor(results[0].losses, dtype=torch.float64)
-    gradients, mismatch = _assemble([r.gradients for r in results])
-    weights, later_mismatch = _assemble([r.weights for r in results])
+    gradients, mismatch = _assemble([result.gradients for result in results])
+    weights, later_mismatch = _assemble([result.weights for result in results])
     return GlobalResult(losses, gradients, weights, results[0].logits, mismatch or later_mismatch)
 
 
 def _assemble(ranks: Sequence[ShardValues]) -> tuple[dict[str, Tensor], str]:
+    """Return the global tensors by name, and the first difference between ranks that hold the same shard."""
     shards: dict[str, dict[ShardSpec, Tensor]] = {}
     mismatch = ""
     for rank, held in enumerate(ranks):
@@ -180,42 +192,51 @@ def _assemble(ranks: Sequence[ShardValues]) -> tuple[dict[str, Tensor], str]:
             first = shards.setdefault(name, {}).setdefault(spec, values)
             if not mismatch and not torch.equal(first, values):
                 mismatch = f"rank {rank} has other values of {name} from {spec.offset} than a rank before it"
-    return {name: assemble_shards(found) for name, found in shards.items()}, mismatch
+    tensors = {name: assemble_shards(shards_of_tensor) for name, shards_of_tensor in shards.items()}
+    return tensors, mismatch
 
 
-def differences(case: Case, found: GlobalResult, reference: GlobalResult) -> dict[str, float]:
+def differences(case: Case, run: GlobalResult, reference: GlobalResult) -> dict[str, float]:
     """Return the relative differences of losses, gradients and weights, and of logits where they are compared.
 
     The largest absolute difference over the largest absolute value; of gradients against an independent reference, the
     largest of any tensor's 2-norms.
     """
-    of_gradients = _relative_difference if case.reference == "one process" else _tensor_difference
-    measured = {"loss": _relative_difference({"": found.losses}, {"": reference.losses})}
-    if found.logits is not None and reference.logits is not None:
-        measured["logits"] = _relative_difference({"": found.logits}, {"": reference.logits})
-    measured["gradient"] = of_gradients(found.gradients, reference.gradients)
-    measured["weight"] = _relative_difference(found.weights, reference.weights)
+    measured = {"loss": _relative_difference({"": run.losses}, {"": reference.losses})}
+    if run.logits is not None and reference.logits is not None:
+        measured["logits"] = _relative_difference({"": run.logits}, {"": reference.logits})
+    if case.reference == "one process":
+        measured["gradient"] = _relative_difference(run.gradients, reference.gradients)
+    else:
+        measured["gradient"] = _tensor_difference(run.gradients, reference.gradients)
+    measured["weight"] = _relative_difference(run.weights, reference.weights)
     return measured
 
 
-def _tensor_difference(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
-    """Largest 2-norm of a tensor's difference over its 2-norm, or over a small share of the average one."""
-    assert found.keys() == reference.keys(), f"parameters {sorted(found.keys() ^ reference.keys())} are missing"
-    everything = torch.cat([t.flatten() for t in reference.values()])
+def _tensor_difference(run: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+    """Return the largest 2-norm of a tensor's difference over its 2-norm, or over a small share of the average one."""
+    _require_same_names(run, reference)
+    everything = torch.cat([tensor.flatten() for tensor in reference.values()])
     average = float(everything.norm()) / everything.numel() ** 0.5
-    parts = [
-        float((found[name].double() - t).norm()) / max(float(t.norm()), _SMALL * average * t.numel() ** 0.5)
-        for name, t in reference.items()
-    ]
-    return _largest(parts)
+    shares = []
+    for name, expected in reference.items():
+        difference = float((run[name].double() - expected).norm())
+        smallest_norm = _SMALL * average * expected.numel() ** 0.5
+        shares.append(difference / max(float(expected.norm()), smallest_norm))
+    return _largest(shares)
 
 
-def _relative_difference(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
-    """Largest absolute difference over the largest absolute value of all reference tensors."""
-    assert found.keys() == reference.keys(), f"parameters {sorted(found.keys() ^ reference.keys())} are missing"
-    largest = max(float(t.abs().max()) for t in reference.values())
-    differences = torch.stack([(found[name] - t).abs().max() for name, t in reference.items()])
-    return float(differences.max()) / largest
+def _relative_difference(run: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+    """Return the largest absolute difference over the largest absolute value of all reference tensors."""
+    _require_same_names(run, reference)
+    largest = max(float(expected.abs().max()) for expected in reference.values())
+    differences = [(run[name] - expected).abs().max() for name, expected in reference.items()]
+    return float(torch.stack(differences).max()) / largest
+
+
+def _require_same_names(run: dict[str, Tensor], reference: dict[str, Tensor]) -> None:
+    different = sorted(run.keys() ^ reference.keys())
+    assert not different, f"parameters {different} are missing"
 
 
 def holder_difference(results: Sequence[RankResult], replicas: int = 1) -> str:
@@ -226,17 +247,19 @@ def holder_difference(results: Sequence[RankResult], replicas: int = 1) -> str:
     ranks: dict[tuple[str, ShardSpec], set[int]] = {}
     counted: Counter[tuple[str, ShardSpec]] = Counter()
     copies: dict[tuple[str, ShardSpec], int] = {}
-    for rank, piece in ((rank, piece) for rank, result in enumerate(results) for piece in result.held):
-        key = piece.name, piece.spec
-        ranks.setdefault(key, set()).add(rank)
-        counted[key] += piece.is_primary
-        copies[key] = piece.copies
-    for (name, spec), holders in ranks.items():
-        found = (len(holders), counted[name, spec])
-        expected = (copies[name, spec] * replicas, replicas)
-        if spec.numel and found != expected:
+    for rank, result in enumerate(results):
+        for piece in result.held:
+            key = (piece.name, piece.spec)
+            ranks.setdefault(key, set()).add(rank)
+            counted[key] += piece.is_primary
+            copies[key] = piece.copies
+    for key, holders in ranks.items():
+        name, spec = key
+        held = (len(holders), counted[key])
+        expected = (copies[key] * replicas, replicas)
+        if spec.numel and held != expected:
             return (
-                f"{found[0]} ranks hold {name} from {spec.offset}, and {found[1]} count it in the gradient norm; "
+                f"{held[0]} ranks hold {name} from {spec.offset}, and {held[1]} count it in the gradient norm; "
                 f"the placement table has {expected[0]} and {expected[1]}"
             )
     return ""

@@ -54,8 +54,8 @@ class Explainer:
 
     def _explain_run(self, case: RunCase) -> str:
         """Explain the steps of a run's layout; its data, checkpoints and evaluations are not recorded."""
-        steps = Case(**{field.name: getattr(case, field.name) for field in fields(Case)})
-        text = self.explain(steps)
+        options = {field.name: getattr(case, field.name) for field in fields(Case)}
+        text = self.explain(Case(**options))
         if text.startswith("No difference"):
             text += " The steps are right: look at what the run does besides, at data, checkpoints and evaluations."
         return text

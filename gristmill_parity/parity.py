@@ -46,7 +46,8 @@ def parity(
         raise UsageError(f"processes is {processes}; expected 1 to 64")
     if out is not None and out.suffix not in (".md", ".json"):
         raise UsageError(f"out is {out}; expected a file that ends in .md or .json")
-    reject_remote(*filter(None, [out]))
+    if out is not None:
+        reject_remote(out)
     import torch  # takes seconds, as the trainer does: the help needs neither
 
     from gristmill_parity.certificate import as_json, as_markdown, plan_certificate, report, run_cases
@@ -55,7 +56,8 @@ def parity(
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is cuda, but torch finds no GPU on this machine; try --device cpu")
     plan = plan_certificate(full, processes, device)
-    plan = replace(plan, refused={}) if only else plan
+    if only:
+        plan = replace(plan, refused={})
     cases = [case for case in plan.cases if only in str(case)]
     if not cases:
         raise UsageError(f"--only is {only!r}, which no row's name has; one is {str(plan.cases[-1])!r}")
@@ -63,16 +65,19 @@ def parity(
     rows = run_cases(cases, device)
     seconds = time.monotonic() - started
     wide_console().print(report(rows, plan, seconds))
-    red_cases = [row.case for row in rows if not row.passed]
-    explained = [row.case for row in rows] if explain else red_cases[:RED_ROWS]
-    for case, text in explain_rows(explained, device) if explained else ():
-        wide_console().print(f"\n{case}\n{text}", markup=False, highlight=False)
+    red = [row.case for row in rows if not row.passed]
+    to_explain = [row.case for row in rows] if explain else red[:RED_ROWS]
+    if to_explain:
+        for case, text in explain_rows(to_explain, device):
+            wide_console().print(f"\n{case}\n{text}", markup=False, highlight=False)
     if out is not None:
-        text = json.dumps(as_json(rows, plan), indent=1) if out.suffix == ".json" else as_markdown(rows, plan, seconds)
-        atomic_write_bytes(out, text.encode())
-    red = sum(not row.passed for row in rows)
+        if out.suffix == ".json":
+            certificate = json.dumps(as_json(rows, plan), indent=1)
+        else:
+            certificate = as_markdown(rows, plan, seconds)
+        atomic_write_bytes(out, certificate.encode())
     if red:
         raise GristmillError(
-            f"{red} of {count_of(len(rows), 'row')} red: results differ from the reference, or traffic from "
+            f"{len(red)} of {count_of(len(rows), 'row')} red: results differ from the reference, or traffic from "
             "theory; see above"
         )

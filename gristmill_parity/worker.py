@@ -98,7 +98,9 @@ class _FirstGradients(Plugin):
     @contextmanager
     def update(self, loss_scale: float) -> Iterator[None]:
         if not self.gradients:
-            self.gradients = [(p.name, p.spec, _copy(p.local.grad, 1 / loss_scale)) for p in self.model.params]
+            for parameter in self.model.params:
+                gradient = _copy(parameter.local.grad, 1 / loss_scale)
+                self.gradients.append((parameter.name, parameter.spec, gradient))
         yield
 
 
@@ -132,30 +134,49 @@ class CaseRun:
         case = self.case
         model = self.model
         losses = []
-        gradients = ShardValues()
+        outer_gradients = ShardValues()
         traffic = TrafficCounter(self.world)
         for step in range(1, case.steps + 1):
             counted = step - 1 == _COUNTED_STEP and case.counts_traffic
             with traffic if counted else nullcontext():
                 losses.append(self.step(step))
             if step == case.layout.local_steps:
-                gradients = self.outer_gradients()
-        gradients = gradients or self.first.gradients
+                outer_gradients = self.outer_gradients()
         batch, targets = global_batch(case, case.steps)
         losses.append(self.evaluate(batch) / targets)
-        weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
-        weights += [(name, ShardSpec.whole(tuple(x.shape)), _copy(x)) for name, x in model.buffers.items()]
-        if case.model.capacity_factor and model.routing is not None:
-            shares = model.routing.take().dropped_shares
-            weights.append(("dropped shares", ShardSpec.whole(tuple(shares.shape)), shares))
         inputs = None
         expected = Traffic()
         if case.counts_traffic:
             inputs = traffic_inputs(model, case.sequences // case.layout.dp, SEQ_LEN, case.precision, case.recompute)
             expected = expected_traffic(inputs) | traffic_of_sums(self.world, case)
-        held = [HeldPiece(p.name, p.spec, p.placement.copies(model.axes), p.is_primary) for p in model.params]
-        logits = self.logits(batch)
-        return RankResult(losses, gradients, weights, traffic.traffic, expected, logits, held, inputs)
+        return RankResult(
+            losses=losses,
+            gradients=outer_gradients or self.first.gradients,
+            weights=self.weights(),
+            counted=traffic.traffic,
+            expected=expected,
+            logits=self.logits(batch),
+            held=self.held_pieces(),
+            inputs=inputs,
+        )
+
+    def weights(self) -> ShardValues:
+        """Return copies of the parameters and of what a checkpoint has besides, such as the router's biases."""
+        model = self.model
+        weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
+        weights += [(name, _whole(values), _copy(values)) for name, values in model.buffers.items()]
+        if self.case.model.capacity_factor and model.routing is not None:
+            shares = model.routing.take().dropped_shares
+            weights.append(("dropped shares", _whole(shares), shares))
+        return weights
+
+    def held_pieces(self) -> list[HeldPiece]:
+        """Return what the placement table says of this rank's parameters."""
+        pieces = []
+        for parameter in self.model.params:
+            copies = parameter.placement.copies(self.model.axes)
+            pieces.append(HeldPiece(parameter.name, parameter.spec, copies, parameter.is_primary))
+        return pieces
 
     def step(self, step: int) -> float:
         """Take step `step` (from 1) as the trainer does; returns its loss."""
@@ -172,9 +193,11 @@ class CaseRun:
     def evaluate(self, batch: TokenBatch) -> float:
         """Return the sum of the losses of a global batch, in nats."""
         local = local_batch(batch, self.world).to(self.world.device)
-        parts = local.chunk(self.case.layout.micro_batches)
-        positions = [part.positions for part in parts if part.positions is not None] or None
-        loss = self.model.loss([part.ids for part in parts], [part.targets for part in parts], positions)
+        micro_batches = local.chunk(self.case.layout.micro_batches)
+        ids = [micro_batch.ids for micro_batch in micro_batches]
+        targets = [micro_batch.targets for micro_batch in micro_batches]
+        positions = [micro_batch.positions for micro_batch in micro_batches if micro_batch.positions is not None]
+        loss = self.model.loss(ids, targets, positions or None)
         return float(self.world.all_reduce(loss))
 
     def outer_gradients(self) -> ShardValues:
@@ -190,10 +213,12 @@ class CaseRun:
         """
         if self.case.reference == "one process" or self.case.layout.pp > 1 or self.case.compiled:
             return None
-        ids = batch.ids[:1]
-        positions = batch.positions
-        seen = [(ids[:, : n + 1], None if positions is None else positions[:1, : n + 1]) for n in LOGIT_POSITIONS]
-        return torch.stack([self.model.next_logits(*tokens).detach().cpu() for tokens in seen])
+        logits = []
+        for position in LOGIT_POSITIONS:
+            seen = slice(position + 1)
+            positions = None if batch.positions is None else batch.positions[:1, seen]
+            logits.append(self.model.next_logits(batch.ids[:1, seen], positions).detach().cpu())
+        return torch.stack(logits)
 
     def close(self) -> None:
         """Remove the files of what was offloaded."""
@@ -206,13 +231,15 @@ ALL_RANKS = ("default_pg", "all-reduce")
 
 
 def traffic_of_sums(world: World, case: Case) -> Traffic:
-    """The traffic of a step's sums over all ranks: loss, stop, seconds, squared norm, and a z-loss if there is one."""
+    """Return the traffic of a step's sums over all ranks: loss, stop, seconds, squared norm, and perhaps a z-loss."""
+    if world.size == 1:
+        return {}
     numbers = 5 if case.z_loss else 4
-    return {ALL_RANKS: Volume(1, 8 * numbers)} if world.size > 1 else {}
+    return {ALL_RANKS: Volume(1, 8 * numbers)}
 
 
 def _device(case: Case) -> torch.device:
-    """This rank's device; ranks share the GPUs if there are more of them."""
+    """Return this rank's device; ranks share the GPUs if there are more of them."""
     if case.device == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
@@ -250,17 +277,26 @@ def global_batch(case: Case, step: int) -> tuple[TokenBatch, int]:
 
 
 def draw_positions(sequences: int, generator: torch.Generator) -> Tensor:
-    """Positions of tokens in documents of random lengths, one of them of one token: (sequences, SEQ_LEN) int64."""
+    """Draw positions of tokens in documents of random lengths, one of them of one token: (sequences, SEQ_LEN) int64."""
     starts = torch.rand(sequences, SEQ_LEN, generator=generator) < 1 / 6
-    starts[:, 0] = starts[:, -1] = True
-    at = torch.arange(SEQ_LEN).expand_as(starts)
-    return at - torch.where(starts, at, 0).cummax(1).values
+    starts[:, 0] = True
+    starts[:, -1] = True
+    index = torch.arange(SEQ_LEN).expand_as(starts)
+    first_of_document = torch.where(starts, index, 0).cummax(1).values
+    return index - first_of_document
 
 
 def local_batch(batch: TokenBatch, world: World) -> TokenBatch:
-    """This replica's sequences: every dp_size-th, from dp_rank, as in training."""
+    """Return this replica's sequences: every dp_size-th, from dp_rank, as in training."""
     return batch.rows(slice(world.dp_rank, None, world.dp_size))
 
 
-def _copy(x: Tensor | None, factor: float = 1.0) -> Tensor | None:
-    return None if x is None else x.detach().to("cpu", copy=True).mul_(factor)
+def _copy(values: Tensor | None, factor: float = 1.0) -> Tensor | None:
+    """Return a copy on the CPU, times `factor`."""
+    if values is None:
+        return None
+    return values.detach().to("cpu", copy=True).mul_(factor)
+
+
+def _whole(values: Tensor) -> ShardSpec:
+    return ShardSpec.whole(tuple(values.shape))

@@ -21,10 +21,7 @@ def read_outcome(run: Path, case: RunCase) -> GlobalResult:
 
     Files are read by json and torch alone. Raises AssertionError where a step or an evaluation is not recorded once.
     """
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    steps = [record for record in records if record["kind"] == "step"]
-    evaluations = [record for record in records if record["kind"] == "eval"]
+    steps, evaluations = _read_metrics(run)
     recorded = [record["step"] for record in steps]
     assert recorded == list(range(1, case.steps + 1)), f"metrics.jsonl has steps {recorded}"
     evaluated = [record["step"] for record in evaluations]
@@ -32,10 +29,28 @@ def read_outcome(run: Path, case: RunCase) -> GlobalResult:
     skipped = [record["step"] for record in steps if record.get("skipped")]
     assert not skipped, f"steps {skipped} were skipped"
     summary = json.loads((run / "summary.json").read_text())
-    losses = [record["loss"] for record in [*steps, *evaluations]] + [summary["unigram_loss"]]
-    norms = torch.tensor([record["grad_norm"] for record in steps], dtype=torch.float64)
-    weights = _weights(run / "checkpoints" / (run / "checkpoints/latest").read_text().strip())
-    return GlobalResult(torch.tensor(losses, dtype=torch.float64), {"norm": norms}, weights)
+    losses = [record["loss"] for record in [*steps, *evaluations]]
+    losses.append(summary["unigram_loss"])
+    norms = [record["grad_norm"] for record in steps]
+    latest = (run / "checkpoints/latest").read_text().strip()
+    return GlobalResult(
+        losses=torch.tensor(losses, dtype=torch.float64),
+        gradients={"norm": torch.tensor(norms, dtype=torch.float64)},
+        weights=_weights(run / "checkpoints" / latest),
+    )
+
+
+def _read_metrics(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the records of a run's steps, and those of its evaluations."""
+    steps = []
+    evaluations = []
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["kind"] == "step":
+            steps.append(record)
+        elif record["kind"] == "eval":
+            evaluations.append(record)
+    return steps, evaluations
 
 
 def _weights(checkpoint: Path) -> dict[str, Tensor]:

@@ -36,7 +36,8 @@ class RunCase(Case):
         """Return a run that begins under one layout and resumes under another."""
         options = {"steps": 6, "optimizer": "adamw", "reference": "plain decoder", **options}
         model = small_model(preset, _ENOUGH_LAYERS, HEADS, sparse=options.get("sparse", ""))
-        layout, resumed = (each.resolve(each.processes, model, SEQ_LEN) for each in (before, after))
+        layout = before.resolve(before.processes, model, SEQ_LEN)
+        resumed = after.resolve(after.processes, model, SEQ_LEN)
         case = cls.of(preset, layout, resumed=resumed, heads=HEADS, init_std=INIT_STD, **options)
         assert isinstance(case, RunCase)
         return replace(case, layers=max(case.layers, cls.of(preset, resumed).layers))
@@ -62,10 +63,17 @@ class RunCase(Case):
 
     @property
     def optim(self) -> OptimConfig:
-        """With a warm-up and a decay, and gradients that are clipped."""
-        last = ADAMW.lr / 10
-        usual = replace(ADAMW, name=self.optimizer, steps=self.steps, warmup_steps=2, schedule="cosine", min_lr=last)
-        return replace(usual, max_grad_norm=0.0) if self.optimizer == "sgd" else usual
+        """Return options with a warm-up and a decay, and gradients that are clipped but for SGD."""
+        max_grad_norm = 0.0 if self.optimizer == "sgd" else ADAMW.max_grad_norm
+        return replace(
+            ADAMW,
+            name=self.optimizer,
+            steps=self.steps,
+            warmup_steps=2,
+            schedule="cosine",
+            min_lr=ADAMW.lr / 10,
+            max_grad_norm=max_grad_norm,
+        )
 
     @property
     def seq_len(self) -> int:
@@ -84,7 +92,7 @@ class RunCase(Case):
 
 
 def trainer_runs(full: bool, device: Literal["cpu", "cuda"] = "cpu") -> tuple[list[RunCase], list[str]]:
-    """Runs under several layouts, with every kind of data order; in `full` with every state that checkpoints have.
+    """Return runs under several layouts, with every kind of data order; in `full` with every state of checkpoints.
 
     Also a line for each that this version of torch refuses.
     """
