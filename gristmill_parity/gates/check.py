@@ -33,47 +33,32 @@ def check(run_a: Positional[Path], run_b: Positional[Path], steps: int = 0, tole
     reject_remote(run_a, run_b)
     from gristmill_parity.gates.recorded_run import RecordedRun, require_same_training  # takes seconds, as torch does
 
-    runs = [RecordedRun.read(folder) for folder in (run_a, run_b)]
-    require_same_training(*runs)
-    for run in runs:
-        print(run.describe())
-    from gristmill_parity.gates.difference import Comparison
+    first = RecordedRun.read(run_a)
+    second = RecordedRun.read(run_b)
+    require_same_training(first, second)
+    print(first.describe())
+    print(second.describe())
+    from gristmill_parity.gates.difference import Comparison, describe_expected
     from gristmill_parity.gates.recordings import compare_recordings
     from training.distributed.process_group import init_distributed
 
     with init_distributed("cpu"):
-        comparison = Comparison.of(runs[0], runs[1], steps, tolerance)
-        last = comparison.steps[-1]
-        if comparison.last_exact >= last:
-            expected = f"one layout: every number of steps {comparison.steps[0]} to {last} must be equal bit for bit"
-        elif comparison.last_exact >= comparison.steps[0]:
-            expected = (
-                f"one layout until step {comparison.last_exact}, where every bit must be equal; then other layouts"
-            )
-        else:
-            expected = "different layouts, devices or versions of torch"
-        if comparison.last_exact < last:
-            begins = max(comparison.steps[0], comparison.last_exact + 1)
-            expected += (
-                f": loss and gradient norm of step {begins} may differ by {comparison.allowed(begins, 'loss'):.1e}, "
-                f"later losses by {comparison.allowed(last + 1, 'loss'):.1e}"
-            )
-        print(expected)
-        firsts = comparison.of_steps(), comparison.of_evaluations(), comparison.of_checkpoints()
-        differences = [first for first in firsts if first]
+        comparison = Comparison.of(first, second, steps, tolerance)
+        print(describe_expected(comparison))
+        differences = comparison.differences()
         of_weights = comparison.of_weights()
         recordings = list(compare_recordings(comparison))
     differences += [recorded.difference for recorded in recordings if recorded.difference]
-    for each in differences:
-        print(f"first difference in {each}")
+    for difference in differences:
+        print(f"first difference in {difference}")
     if of_weights:
         print(of_weights)
     for recorded in recordings:
         if recorded.said:
             print(recorded.said)
     if differences:
-        earliest = min(differences, key=lambda each: each.step)
-        on_gpu = runs[0].setting(last).get("device") == "cuda"
+        earliest = min(differences, key=lambda difference: difference.step)
+        on_gpu = first.setting(comparison.steps[-1]).get("device") == "cuda"
         advice = "; on a GPU bits are only equal with --deterministic true" if on_gpu else ""
         raise GristmillError(
             f"{run_a} and {run_b} differ, first in {earliest.what} of step {earliest.step}; see above{advice}"

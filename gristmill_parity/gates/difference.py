@@ -1,7 +1,6 @@
 """Difference: the first step, and the first tensor of a checkpoint, in which two runs of one training differ."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from training.sharding.shard_spec import ShardSpec
 AT_EQUAL_WEIGHTS = {"fp64": 1e-10, "fp32": 1e-5, "bf16": 2.0**-7, "fp16": 2.0**-10}
 """Largest relative difference of the loss and the gradient norm of the first step: the certificate's limits."""
 LATER = {"fp64": 1e-10, "fp32": 1e-4, "bf16": 2.0**-6, "fp16": 2.0**-6}
-"""Of the losses of later steps; gradient norms are not judged then, which differ by up to a third in 16 bits."""
+"""Largest relative difference of the losses of later steps; gradient norms differ by up to a third in 16 bits then."""
 _OF_A_STEP = ("lr", "loss", "grad_norm", "z_loss", "skipped")
 
 
@@ -39,33 +38,33 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which steps of two runs must be equal bit for bit, and what is allowed in the others."""
+    """Comparison of two runs: the steps that must be equal bit for bit, and what is allowed in the others."""
 
     first: RecordedRun
     second: RecordedRun
     steps: Sequence[int]
-    """In common, or missing in one of the runs between those."""
+    """The steps in common, and those between them that one of the runs lacks."""
     last_exact: int
     """Until this step both runs were in one layout, so that every number is to be the same."""
     tolerance: float
-    """In place of the limits of the precision; 0: those."""
+    """Allowed relative difference, in place of the limits of the precision; 0: those."""
 
     @classmethod
     def of(cls, first: RecordedRun, second: RecordedRun, last: int, tolerance: float) -> "Comparison":
         """Compare the steps that both runs took, until `last` if that is not 0."""
-        end = min(max(first.steps), max(second.steps), last or max(first.steps))
         begin = max(min(first.steps), min(second.steps))
+        end = min(max(first.steps), max(second.steps))
+        if last:
+            end = min(end, last)
         if end < begin:
             raise UsageError(f"--steps is {last}, and the first step in common is {begin}; try a higher --steps")
         steps = range(begin, end + 1)
-        exact = 0
-        same_torch = first.versions.get("torch") == second.versions.get("torch")
-        for step in steps:
-            setting = first.setting(step)
-            if not same_torch or not setting or setting != second.setting(step):
-                break
-            exact = step
-        return cls(first, second, steps, exact, tolerance)
+        return cls(first, second, steps, _last_exact_step(first, second, steps), tolerance)
+
+    def differences(self) -> list[FirstDifference]:
+        """Return the first difference of the steps, of the evaluations and of the checkpoints, where there is one."""
+        firsts = (self.of_steps(), self.of_evaluations(), self.of_checkpoints())
+        return [first for first in firsts if first is not None]
 
     def of_steps(self) -> FirstDifference | None:
         """Return the first step whose learning rate, loss or gradient norm differs; None if none does."""
@@ -76,17 +75,20 @@ class Comparison:
                 missing = self.first if one is None else self.second
                 return FirstDifference(step, "the record", f"{missing.folder} has none")
             for name in _OF_A_STEP:
-                if how := self._differ(step, name, one.get(name), other.get(name)):
+                how = self._differ(step, name, one.get(name), other.get(name))
+                if how:
                     return FirstDifference(step, name, how)
         return None
 
     def of_evaluations(self) -> FirstDifference | None:
         """Return the first evaluation of both runs whose loss differs; None if none does."""
-        for step in sorted(self.first.evaluations.keys() & self.second.evaluations.keys()):
-            if step in self.steps:
-                values = (run.evaluations[step].get("loss") for run in (self.first, self.second))
-                if how := self._differ(step, "loss", *values):
-                    return FirstDifference(step, "the evaluation's loss", how)
+        common = self.first.evaluations.keys() & self.second.evaluations.keys()
+        for step in sorted(common & set(self.steps)):
+            one = self.first.evaluations[step].get("loss")
+            other = self.second.evaluations[step].get("loss")
+            how = self._differ(step, "loss", one, other)
+            if how:
+                return FirstDifference(step, "the evaluation's loss", how)
         return None
 
     def of_checkpoints(self) -> FirstDifference | None:
@@ -108,7 +110,8 @@ class Comparison:
     def exact_checkpoints(self) -> list[int]:
         """Return the steps of the checkpoints that both runs have, and in which every bit is to be equal."""
         common = self.first.checkpoints.keys() & self.second.checkpoints.keys()
-        return sorted(step for step in common if step <= min(self.last_exact, self.steps[-1]))
+        last = min(self.last_exact, self.steps[-1])
+        return sorted(step for step in common if step <= last)
 
     def of_weights(self) -> str:
         """Say in which weights the first common checkpoint of different layouts differs the most; or nothing.
@@ -116,11 +119,12 @@ class Comparison:
         Nothing follows from it alone: AdamW makes whole steps of what is rounding in a gradient.
         """
         common = self.first.checkpoints.keys() & self.second.checkpoints.keys()
-        others = sorted(step for step in common if self.last_exact < step <= self.steps[-1])
-        if not others:
+        inexact = [step for step in common if self.last_exact < step <= self.steps[-1]]
+        if not inexact:
             return ""
-        name, share = most_different_weights(self.first.checkpoints[others[0]], self.second.checkpoints[others[0]])
-        return f"weights after step {others[0]} differ the most in {name}, by {share:.1e} of its norm"
+        step = min(inexact)
+        name, share = most_different_weights(self.first.checkpoints[step], self.second.checkpoints[step])
+        return f"weights after step {step} differ the most in {name}, by {share:.1e} of its norm"
 
     def largest(self, name: str) -> float:
         """Return the largest relative difference of a number of the compared steps."""
@@ -138,7 +142,9 @@ class Comparison:
             return 0.0
         if step <= max(self.steps[0], self.last_exact + 1):
             return self.tolerance or AT_EQUAL_WEIGHTS[self.first.precision]
-        return math.inf if name == "grad_norm" else self.tolerance or LATER[self.first.precision]
+        if name == "grad_norm":
+            return math.inf
+        return self.tolerance or LATER[self.first.precision]
 
     def _differ(self, step: int, name: str, one: Any, other: Any) -> str:
         """Say how two numbers of a step differ, if they do by more than is allowed; else nothing."""
@@ -154,36 +160,73 @@ class Comparison:
         return f"{one!r} in the first run and {other!r} in the second, a relative difference of {relative:.1e}; {limit}"
 
 
+def _last_exact_step(first: RecordedRun, second: RecordedRun, steps: Sequence[int]) -> int:
+    """Return the last step until which both runs were in one setting, with one version of torch; 0 if none was."""
+    if first.versions.get("torch") != second.versions.get("torch"):
+        return 0
+    last = 0
+    for step in steps:
+        setting = first.setting(step)
+        if not setting or setting != second.setting(step):
+            break
+        last = step
+    return last
+
+
+def describe_expected(comparison: Comparison) -> str:
+    """Say where every bit of two runs must be equal, and how far other numbers may differ."""
+    first = comparison.steps[0]
+    last = comparison.steps[-1]
+    exact = comparison.last_exact
+    if exact >= last:
+        return f"one layout: every number of steps {first} to {last} must be equal bit for bit"
+    if exact >= first:
+        layouts = f"one layout until step {exact}, where every bit must be equal; then other layouts"
+    else:
+        layouts = "different layouts, devices or versions of torch"
+    begins = max(first, exact + 1)
+    return (
+        f"{layouts}: loss and gradient norm of step {begins} may differ by {comparison.allowed(begins, 'loss'):.1e}, "
+        f"later losses by {comparison.allowed(last + 1, 'loss'):.1e}"
+    )
+
+
 def relative_difference(one: float, other: float) -> float:
     """Return the difference of two numbers over the larger one."""
     return abs(one - other) / max(abs(one), abs(other), 1e-300)
 
 
 def first_different_tensor(one: Path, other: Path) -> tuple[str, str] | None:
-    """The first tensor that differs between two checkpoints, in the order of the model, and how; None if none does.
+    """Return the first tensor that differs between two checkpoints, in the order of the model, and how; or None.
 
     One tensor of each is in memory at a time.
     """
-    stored = stored_tensors(one)
+    in_one = stored_tensors(one)
     in_other = stored_tensors(other)
-    for key in sorted(stored.keys() | in_other.keys(), key=_model_order):
-        if key not in stored or key not in in_other:
-            return key, f"{(other if key in stored else one)} has none"
-        sizes = tuple(stored[key].size), tuple(in_other[key].size)
-        if sizes[0] != sizes[1]:
-            return key, f"its shape is {sizes[0]} in the first run and {sizes[1]} in the second"
-        values = [_read(path, key, tensor) for path, tensor in ((one, stored[key]), (other, in_other[key]))]
-        if not torch.equal(_bits(values[0]), _bits(values[1])):
-            return key, describe_difference(*values)
+    for key in sorted(in_one.keys() | in_other.keys(), key=_model_order):
+        if key not in in_one:
+            return key, f"{one} has none"
+        if key not in in_other:
+            return key, f"{other} has none"
+        shape = tuple(in_one[key].size)
+        other_shape = tuple(in_other[key].size)
+        if shape != other_shape:
+            return key, f"its shape is {shape} in the first run and {other_shape} in the second"
+        values = _read(one, key, in_one[key])
+        other_values = _read(other, key, in_other[key])
+        if not torch.equal(_bits(values), _bits(other_values)):
+            return key, describe_difference(values, other_values)
     return None
 
 
 def most_different_weights(one: Path, other: Path) -> tuple[str, float]:
-    """The parameter of which the difference between two checkpoints is the largest share of its 2-norm, and that."""
+    """Return the parameter that differs most between two checkpoints, and by which share of its 2-norm."""
     stored = stored_tensors(one)
     most_different = ""
     largest = -1.0
-    for key in sorted((key for key in stored if key.startswith(_WEIGHTS)), key=_model_order):
+    for key in sorted(stored, key=_model_order):
+        if not key.startswith(_WEIGHTS):
+            continue
         values = _read(one, key, stored[key]).double()
         apart = float((_read(other, key, stored[key]).double() - values).norm())
         share = apart / max(float(values.norm()), 1e-300)
@@ -198,7 +241,9 @@ def describe_difference(one: Tensor, other: Tensor) -> str:
     apart = (one.double() - other.double()).abs()
     count = int((_bits(one) != _bits(other)).any(1).sum())
     worst = int(apart.flatten().nan_to_num(torch.inf).argmax())
-    indices = [int(index) for index in torch.unravel_index(torch.tensor(worst), one.shape)] if one.ndim else []
+    indices = list[int]()
+    if one.ndim:
+        indices = [int(index) for index in torch.unravel_index(torch.tensor(worst), one.shape)]
     values = f"{float(one.flatten()[worst])!r} and {float(other.flatten()[worst])!r}"
     return f"{count:,} of {count_of(one.numel(), 'element')} differ, most at {indices}: {values}"
 
@@ -210,9 +255,11 @@ def _bits(x: Tensor) -> Tensor:
 
 def _same_files(one: Path, other: Path) -> bool:
     """Return whether two checkpoints are of the same bytes by their records, so that no tensor needs to be read."""
-    records = [read_record(path)[0] for path in (one, other)]
-    first, second = (record.files if record is not None else None for record in records)
-    return first is not None and first == second
+    record, _ = read_record(one)
+    other_record, _ = read_record(other)
+    if record is None or other_record is None or record.files is None:
+        return False
+    return record.files == other_record.files
 
 
 def _read(checkpoint: Path, key: str, stored: Any) -> Tensor:
@@ -225,14 +272,15 @@ def _read(checkpoint: Path, key: str, stored: Any) -> Tensor:
 
 
 _WEIGHTS = "model."
-_KINDS = (_WEIGHTS, "optim.")
-_ENDS = ("embed", "blocks", "norm", "head")
+_KINDS = (_WEIGHTS, "optim.", "")  # the last is any other
+_ENDS = ("embed", "blocks", "norm", "head", "")
 
 
 def _model_order(key: str) -> tuple[Any, ...]:
     """Return where a tensor comes in the order of the model: weights, then states of the optimizer, then others."""
-    kind = next((number for number, prefix in enumerate(_KINDS) if key.startswith(prefix)), len(_KINDS))
-    name = key.removeprefix(_KINDS[kind]) if kind < len(_KINDS) else key
-    part = next((number for number, end in enumerate(_ENDS) if end in name.partition(".")[0]), len(_ENDS))
-    numbered = [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"\.", name)]
-    return kind, part, numbered
+    kind = [key.startswith(prefix) for prefix in _KINDS].index(True)
+    name = key.removeprefix(_KINDS[kind])
+    first_word = name.partition(".")[0]
+    part = [end in first_word for end in _ENDS].index(True)
+    words = [(int(word), "") if word.isdigit() else (-1, word) for word in name.split(".")]
+    return kind, part, words

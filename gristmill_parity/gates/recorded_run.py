@@ -31,7 +31,7 @@ class RecordedRun:
     starts: Sequence[tuple[int, Mapping[str, Any]]]
     """The setting of each start of its processes, with the steps that were done before."""
     versions: Mapping[str, str]
-    """Of libraries, at the last start."""
+    """Versions of libraries, at the last start."""
     checkpoints: Mapping[int, Path]
 
     @classmethod
@@ -45,19 +45,21 @@ class RecordedRun:
             raise InputError(
                 f"{folder / METRICS} has {count_of(damaged, 'damaged line')}; expected one record a line; restore it"
             )
-        by_kind: dict[str, dict[int, dict[str, Any]]] = {"step": {}, "eval": {}}
+        steps = dict[int, dict[str, Any]]()
+        evaluations = dict[int, dict[str, Any]]()
         starts = []
         for record in records:
-            if record["kind"] in by_kind:
-                by_kind[record["kind"]][record["step"]] = record
-            if record["kind"] == "run":
+            kind = record["kind"]
+            if kind == "step":
+                steps[record["step"]] = record
+            elif kind == "eval":
+                evaluations[record["step"]] = record
+            elif kind == "run":
                 starts.append((record["step"], {key: record.get(key) for key in _SETTING}))
-        require(bool(by_kind["step"]), f"{folder / METRICS} records no step; expected those of a training run")
+        require(bool(steps), f"{folder / METRICS} records no step; expected those of a training run")
         options = {key: value for key, value in stored.items() if key not in _NOT_COMPARED}
-        versions = (stored.get(STARTS) or [{}])[-1].get("versions", {})
-        return cls(
-            folder, options, by_kind["step"], by_kind["eval"], starts, versions, _checkpoints(folder / CHECKPOINTS)
-        )  # fmt: skip
+        versions = stored[STARTS][-1].get("versions", {}) if stored.get(STARTS) else {}
+        return cls(folder, options, steps, evaluations, starts, versions, _checkpoints(folder / CHECKPOINTS))
 
     @property
     def precision(self) -> str:
@@ -72,7 +74,7 @@ class RecordedRun:
         return latest
 
     def describe(self) -> str:
-        """A line: the steps that are recorded, the layouts that they were taken in, and where the run resumed."""
+        """Return a line: the recorded steps, the layouts that they were taken in, and where the run resumed."""
         numbers = sorted(self.steps)
         parts = [f"{self.folder}: steps {numbers[0]} to {numbers[-1]}, {self.precision}"]
         for number, (done, setting) in enumerate(self.starts):
@@ -84,14 +86,23 @@ class RecordedRun:
 def describe_setting(setting: Mapping[str, Any]) -> str:
     """Return the processes and the layout of a start, in words."""
     layout = setting.get("layout") or {}
-    kinds = {name: layout.get(name, 1) for name in ("dp", "tp", "pp", "cp", "ep")}
-    within = {"tp": " with sequence parallelism" * bool(layout.get("sequence_parallel"))}
-    within["cp"] = f" ({layout.get('context')})"
-    words = [f"{name} {size}{within.get(name, '')}" for name, size in kinds.items() if size > 1]
-    words += [f"zero {layout['zero']}"] * bool(layout.get("zero") and kinds["dp"] > 1)
-    words += [f"micro-batches {layout['micro_batches']}"] * (layout.get("micro_batches", 1) > 1)
+    words = [str(setting.get("device"))]
+    for axis in ("dp", "tp", "pp", "cp", "ep"):
+        size = layout.get(axis, 1)
+        if size <= 1:
+            continue
+        word = f"{axis} {size}"
+        if axis == "tp" and layout.get("sequence_parallel"):
+            word += " with sequence parallelism"
+        if axis == "cp":
+            word += f" ({layout.get('context')})"
+        words.append(word)
+    if layout.get("zero") and layout.get("dp", 1) > 1:
+        words.append(f"zero {layout['zero']}")
+    if layout.get("micro_batches", 1) > 1:
+        words.append(f"micro-batches {layout['micro_batches']}")
     processes = count_of(setting.get("processes") or 1, "process", "processes")
-    return " ".join([f"{processes} ({', '.join([str(setting.get('device')), *words])})"])
+    return f"{processes} ({', '.join(words)})"
 
 
 def require_same_training(first: RecordedRun, second: RecordedRun) -> None:
@@ -107,7 +118,10 @@ def require_same_training(first: RecordedRun, second: RecordedRun) -> None:
         if name == BEGAN:
             what = f"the first began from {_describe_start(one)} and the second from {_describe_start(other)}"
         others = len(different) - 1
-        more = f", and {count_of(others, 'more option')} {'differs' if others == 1 else 'differ'}" if others else ""
+        more = ""
+        if others:
+            verb = "differs" if others == 1 else "differ"
+            more = f", and {count_of(others, 'more option')} {verb}"
         raise UsageError(
             f"{first.folder} and {second.folder} are not runs of one training: {what}{more}; expected the same start, "
             "data, model, optimizer, seed and precision"
@@ -122,13 +136,15 @@ def require_same_training(first: RecordedRun, second: RecordedRun) -> None:
 
 def _describe_start(began: Mapping[str, str] | None) -> str:
     """Return what a run began from, as run.json has it, in words."""
-    return " ".join(f"--{option} {path}" for option, path in (began or {}).items()) or "new weights"
+    if not began:
+        return "new weights"
+    return " ".join(f"--{option} {path}" for option, path in began.items())
 
 
 def _different_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name and both values of each option that differs, first those that say the most."""
-    names = sorted({*first, *second}, key=lambda name: (not name.startswith(("data.", "model.", "seed")), name))
-    for name in names:
+    names = first.keys() | second.keys()
+    for name in sorted(names, key=lambda name: (not name.startswith(("data.", "model.", "seed")), name)):
         if first.get(name) != second.get(name):
             yield name, first.get(name), second.get(name)
 

@@ -19,7 +19,7 @@ _AFTER_UPDATE = ("weight",)
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """What two runs' recordings of a step say: a sentence, and the first difference if there is one."""
+    """Comparison of two runs' recordings of a step: a sentence, and the first difference if there is one."""
 
     said: str
     difference: FirstDifference | None = None
@@ -31,17 +31,20 @@ def compare_recordings(comparison: Comparison) -> Iterator[RecordedStep]:
     Of one layout every bit is to be equal. Other layouts are compared in the first step in which they are other ones:
     both had the same weights then. Raises InputError for recordings that cannot be compared.
     """
-    folders = [comparison.first.folder, comparison.second.folder]
-    recorded = [_recorded_steps(folder) for folder in folders]
+    first = comparison.first.folder
+    second = comparison.second.folder
+    recorded_in_first = _recorded_steps(first)
+    recorded_in_second = _recorded_steps(second)
     begins = max(comparison.steps[0], comparison.last_exact + 1)
-    for step in sorted(recorded[0] | recorded[1]):
+    for step in sorted(recorded_in_first | recorded_in_second):
         if step not in comparison.steps:
             continue
-        lacking = [folder for folder, steps in zip(folders, recorded, strict=True) if step not in steps]
-        if lacking:
-            yield RecordedStep(f"recording of step {step}: not compared, {lacking[0]} has none")
+        if step not in recorded_in_first or step not in recorded_in_second:
+            lacking = second if step in recorded_in_first else first
+            yield RecordedStep(f"recording of step {step}: not compared, {lacking} has none")
             continue
-        one, other = (recording_of(folder, step) for folder in folders)
+        one = recording_of(first, step)
+        other = recording_of(second, step)
         try:
             if step <= comparison.last_exact:
                 yield _compare_bits(step, one, other)
@@ -102,8 +105,7 @@ def _numbered(rank: RankRecording) -> Iterator[tuple[tuple[object, ...], Entry]]
 
 def _compare_to_rounding(step: int, one: Path, other: Path) -> RecordedStep:
     """Compare two recordings of other layouts; that of fewer ranks is the reference."""
-    sides = sorted((one, other), key=lambda folder: (not _has_reference(folder), len(Recording(folder / BASE).ranks)))
-    reference, run = sides
+    reference, run = sorted((one, other), key=_reference_order)
     verdict = replace(compare(reference, run / BASE, _AFTER_UPDATE), step=step)
     if verdict.is_clean:
         return RecordedStep(
@@ -114,8 +116,13 @@ def _compare_to_rounding(step: int, one: Path, other: Path) -> RecordedStep:
     return RecordedStep("", FirstDifference(step, verdict.tensor, f"in {run.parents[1]} {_indented(text)}"))
 
 
+def _reference_order(folder: Path) -> tuple[bool, int]:
+    """Return a sort key: recordings with perturbed passes first, then those of fewer ranks."""
+    return not _has_reference(folder), len(Recording(folder / BASE).ranks)
+
+
 def _has_reference(folder: Path) -> bool:
-    """True of a recording with perturbed passes."""
+    """Return whether a recording has perturbed passes."""
     return any(folder.glob(f"{PERTURBED}-*"))
 
 
