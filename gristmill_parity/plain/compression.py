@@ -13,7 +13,7 @@ LARGEST = 127  # the largest code
 
 
 class PlainPowerSGD:
-    """Algorithms 1 and 2 of Vogels et al. 2019, of one matrix (n, m), with the first Q, (m, r), that is given."""
+    """PowerSGD of one matrix (n, m): algorithms 1 and 2 of Vogels et al. 2019; the first Q, (m, r), is given."""
 
     def __init__(self, replicas: int, q: Tensor) -> None:
         self.q = q
@@ -30,14 +30,17 @@ class PlainPowerSGD:
 
 
 def orthonormal(columns: Tensor) -> Tensor:
-    """By Gram and Schmidt, as the paper has it; twice, which is exact enough for columns that are not dependent."""
-    found: list[Tensor] = []
+    """Return orthonormal columns by Gram and Schmidt, as the paper has it.
+
+    Twice, which is exact enough for columns that are not dependent.
+    """
+    orthogonal: list[Tensor] = []
     for column in columns.T:
         for _ in range(2):
-            for other in found:
-                column = column - other * (other @ column)
-        found.append(column / column.norm())
-    return torch.stack(found, 1)
+            for earlier in orthogonal:
+                column = column - earlier * (earlier @ column)
+        orthogonal.append(column / column.norm())
+    return torch.stack(orthogonal, 1)
 
 
 class PlainInt8:
@@ -54,16 +57,18 @@ class PlainInt8:
         count = len(rows)
         length = len(rows[0])
         chunk = -(-length // (BLOCK * count)) * BLOCK
-        padded = [torch.cat([row, row.new_zeros(count * chunk - length)]) for row in rows]
-        given = [row + error for row, error in zip(padded, self.errors, strict=True)]
+        given = []
+        for row, error in zip(rows, self.errors, strict=True):
+            padding = row.new_zeros(count * chunk - length)
+            given.append(torch.cat([row, padding]) + error)
         sent = [decoded(row) for row in given]
-        whole = torch.stack(sent).sum(0)
-        found = decoded(whole)
+        exact_sum = torch.stack(sent).sum(0)
+        sent_sum = decoded(exact_sum)
         self.errors = [row - codes for row, codes in zip(given, sent, strict=True)]
         for replica, error in enumerate(self.errors):
             own = slice(replica * chunk, (replica + 1) * chunk)
-            error[own] += (whole - found)[own]
-        return found[:length]
+            error[own] += (exact_sum - sent_sum)[own]
+        return sent_sum[:length]
 
 
 def decoded(row: Tensor) -> Tensor:
@@ -71,5 +76,7 @@ def decoded(row: Tensor) -> Tensor:
     parts = []
     for block in row.split(BLOCK):
         step = (block.abs().max() / LARGEST).float().to(row.dtype)
-        parts.append(block if step == 0 else (block / step).round().clamp(-LARGEST, LARGEST) * step)
+        if step != 0:
+            block = (block / step).round().clamp(-LARGEST, LARGEST) * step
+        parts.append(block)
     return torch.cat(parts)

@@ -32,7 +32,7 @@ class PlainSizes:
     rope_base: float
     dropout: float
     scaling: str = "none"
-    """Of rotary frequencies: none, linear, llama3 or yarn."""
+    """Scaling of rotary frequencies: none, linear, llama3 or yarn."""
     factor: float = 1.0
     original_context: int = 0
     turns: tuple[float, float] = (0.0, 0.0)
@@ -57,14 +57,14 @@ class PlainDecoder:
     """
 
     experts: PlainExperts | None = None
-    """Of sparse layers."""
+    """The experts of sparse layers."""
 
     def __init__(self, weights: Mapping[str, Tensor], sizes: PlainSizes) -> None:
         self.weights = weights
         self.sizes = sizes
 
     def loss(self, ids: Tensor, targets: Tensor, sample_ids: Tensor | None = None) -> Tensor:
-        """Cross-entropy in nats, summed over all targets but IGNORED; `ids` and `targets` (B, T) int64.
+        """Return the cross-entropy in nats, summed over all targets but IGNORED; `ids` and `targets` (B, T) int64.
 
         `sample_ids` (B,): the sequences' numbers, on which dropout depends; None: no dropout.
         """
@@ -74,22 +74,22 @@ class PlainDecoder:
         return ((logits.logsumexp(-1) - chosen) * valid).sum()
 
     def logits(self, ids: Tensor, sample_ids: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) of each next token."""
+        """Return the logits (B, T, V) of each next token."""
         w = self.weights
         sizes = self.sizes
         x = w["embed.tokens.weight"][ids]
         if not sizes.rope_base:
             x = x + w["embed.positions.weight"][: ids.shape[1]]
         x = self._drop("embed", x, sample_ids)
-        for block in (f"blocks.{i}" for i in range(sizes.layers)):
+        for layer in range(sizes.layers):
+            block = f"blocks.{layer}"
             x = x + self._attention(block, self._norm(f"{block}.attention_norm", x), sample_ids)
-            x = x + self._drop(
-                f"{block}.mlp.out", self._mlp(f"{block}.mlp", self._norm(f"{block}.mlp_norm", x)), sample_ids
-            )
+            hidden = self._mlp(f"{block}.mlp", self._norm(f"{block}.mlp_norm", x))
+            x = x + self._drop(f"{block}.mlp.out", hidden, sample_ids)
         return self._norm("norm", x) @ w.get("head.weight", w["embed.tokens.weight"]).T
 
     def _attention(self, block: str, x: Tensor, sample_ids: Tensor | None) -> Tensor:
-        """Causal attention: softmax(q k / sqrt(E)) v per head (Vaswani et al. 2017, equation 1), (B, T, D).
+        """Return causal attention: softmax(q k / sqrt(E)) v per head (Vaswani et al. 2017, equation 1), (B, T, D).
 
         Query heads in consecutive groups share a key and a value head (Ainslie et al. 2023, section 2.2).
         """
@@ -102,8 +102,9 @@ class PlainDecoder:
         distance = position[:, None] - position
         scores = scores + self._bias(distance)
         scores = scores.masked_fill(distance < 0, -math.inf)  # a token sees none after it
-        is_full = sizes.full_every and (int(block.split(".")[1]) + 1) % sizes.full_every == 0
-        scores = scores.masked_fill(distance >= ((not is_full and sizes.window) or len(position)), -math.inf)
+        window = self._window(int(block.split(".")[1]))
+        if window:
+            scores = scores.masked_fill(distance >= window, -math.inf)
         largest = scores.amax(-1, keepdim=True)
         exponentials = (scores - largest).exp()
         total = exponentials.sum(-1, keepdim=True)
@@ -113,8 +114,15 @@ class PlainDecoder:
         mixed = torch.einsum("bhij,bjhe->bihe", shares, v[:, :, group]).flatten(2)
         return self._drop(f"{name}.out", self._linear(f"{name}.o", mixed), sample_ids)
 
+    def _window(self, layer: int) -> int:
+        """Return the number of tokens that a token of a layer attends to; 0: all before it."""
+        full_every = self.sizes.full_every
+        if full_every and (layer + 1) % full_every == 0:
+            return 0
+        return self.sizes.window
+
     def _heads(self, name: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of each head, (B, T, heads, E), with the positions of rotary ones."""
+        """Return queries, keys and values of each head, (B, T, heads, E), with the positions of rotary ones."""
         sizes = self.sizes
         q = self._queries(name, x)
         k = self._linear(f"{name}.k", x)
@@ -124,14 +132,19 @@ class PlainDecoder:
         if joint:
             q = self._norm(f"{name}.q_norm", q)
             k = self._norm(f"{name}.k_norm", k)
-        q, k, v = q.unflatten(-1, (sizes.heads, -1)), *(y.unflatten(-1, (sizes.kv_heads, -1)) for y in (k, v))
+        q = q.unflatten(-1, (sizes.heads, -1))
+        k = k.unflatten(-1, (sizes.kv_heads, -1))
+        v = v.unflatten(-1, (sizes.kv_heads, -1))
         if norms is not None and not joint:
             q = self._norm(f"{name}.q_norm", q)
             k = self._norm(f"{name}.k_norm", k)
-        return (self._rotate(q), self._rotate(k), v) if sizes.rope_base else (q, k, v)
+        if sizes.rope_base:
+            q = self._rotate(q)
+            k = self._rotate(k)
+        return q, k, v
 
     def _queries(self, name: str, x: Tensor) -> Tensor:
-        """Queries of all heads, (B, T, H E)."""
+        """Return the queries of all heads, (B, T, H E)."""
         return self._linear(f"{name}.q", x)
 
     def _bias(self, distance: Tensor) -> Tensor:
@@ -139,23 +152,24 @@ class PlainDecoder:
         return torch.zeros_like(distance)
 
     def _rotate(self, x: Tensor) -> Tensor:
-        """Rotary positions (Su et al. 2021, equation 34), with features i and i + E/2 as a pair; `x` (B, T, H, E)."""
+        """Rotate `x` (B, T, H, E) by positions (Su et al. 2021, equation 34), with features i and i + E/2 as a pair."""
         half = x.shape[-1] // 2
         frequencies = torch.tensor([self._frequency(i, half) for i in range(half)], dtype=x.dtype)
         angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None, None] * frequencies
         first = x[..., :half]
         second = x[..., half:]
-        cos, sin = (y * self.sizes.attention_factor for y in (angles.cos(), angles.sin()))
+        cos = angles.cos() * self.sizes.attention_factor
+        sin = angles.sin() * self.sizes.attention_factor
         return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
     def _frequency(self, pair: int, pairs: int) -> float:
-        """Angle from one position to the next of a pair of features, scaled as the model's options say.
+        """Return the angle from one position to the next of a pair of features, scaled as the model's options say.
 
         Linear: Chen et al. 2023, equation 4. llama3: as Meta's published code has it. yarn: Peng et al. 2023, sections
         3.2 and 3.3.
         """
         sizes = self.sizes
-        frequency = self.sizes.rope_base ** (-pair / pairs)
+        frequency = sizes.rope_base ** (-pair / pairs)
         if sizes.scaling == "none":
             return frequency
         kept = 0.0
@@ -163,17 +177,25 @@ class PlainDecoder:
             turns = sizes.original_context / (2 * math.pi / frequency)
             kept = min(1.0, max(0.0, (turns - sizes.turns[0]) / (sizes.turns[1] - sizes.turns[0])))
         if sizes.scaling == "yarn":
-            last, first = (
-                pairs * math.log(sizes.original_context / (2 * math.pi * turns), sizes.rope_base)
-                for turns in sizes.turns
-            )
-            if sizes.truncate:
-                first = math.floor(first)
-                last = math.ceil(last)
-            start = max(first, 0)
-            stop = min(last, 2 * pairs - 1)
-            kept = 1 - min(1.0, max(0.0, (pair - start) / (stop - start if stop != start else 0.001)))
+            kept = self._kept_by_yarn(pair, pairs)
         return kept * frequency + (1 - kept) * frequency / sizes.factor
+
+    def _kept_by_yarn(self, pair: int, pairs: int) -> float:
+        """Return the share of a pair's frequency that YaRN does not scale: 1 before a ramp over pairs, 0 after it."""
+        last = self._pair_that_turns(self.sizes.turns[0], pairs)
+        first = self._pair_that_turns(self.sizes.turns[1], pairs)
+        if self.sizes.truncate:
+            first = math.floor(first)
+            last = math.ceil(last)
+        start = max(first, 0)
+        stop = min(last, 2 * pairs - 1)
+        length = stop - start if stop != start else 0.001
+        return 1 - min(1.0, max(0.0, (pair - start) / length))
+
+    def _pair_that_turns(self, turns: float, pairs: int) -> float:
+        """Return the number of the pair that turns so often in the original context, as a fraction."""
+        sizes = self.sizes
+        return pairs * math.log(sizes.original_context / (2 * math.pi * turns), sizes.rope_base)
 
     def _mlp(self, name: str, x: Tensor) -> Tensor:
         """SwiGLU (Shazeer 2020, equation 6), or GELU's tanh approximation (Hendrycks & Gimpel 2016, section 2).
@@ -181,9 +203,11 @@ class PlainDecoder:
         Of a sparse layer the chosen experts' outputs and the shared experts'.
         """
         if self.experts is not None and f"{name}.router.weight" in self.weights:
-            found = self.experts.outputs(name, x)
+            outputs = self.experts.outputs(name, x)
             shared = f"{name}.shared"
-            return found + self._mlp(shared, x) if f"{shared}.up.weight" in self.weights else found
+            if f"{shared}.up.weight" in self.weights:
+                outputs = outputs + self._mlp(shared, x)
+            return outputs
         up = self._linear(f"{name}.up", x)
         if f"{name}.gate.weight" in self.weights:
             gate = self._linear(f"{name}.gate", x)
@@ -196,11 +220,8 @@ class PlainDecoder:
         bias = self.weights.get(f"{name}.bias")
         if bias is not None:
             x = x - x.mean(-1, keepdim=True)
-        y = (
-            x
-            / (x.square().mean(-1, keepdim=True) + (eps or self.sizes.norm_eps)).sqrt()
-            * self.weights[f"{name}.weight"]
-        )
+        mean_square = x.square().mean(-1, keepdim=True)
+        y = x / (mean_square + (eps or self.sizes.norm_eps)).sqrt() * self.weights[f"{name}.weight"]
         return y if bias is None else y + bias
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
@@ -222,7 +243,7 @@ class PlainDecoder:
 
 
 def splitmix64(counter: UInt64s, seed: UInt64s | np.uint64) -> UInt64s:
-    """Output number `counter` of SplitMix64 (Steele et al. 2014, figure 11), modulo 2^64."""
+    """Return output number `counter` of SplitMix64 (Steele et al. 2014, figure 11), modulo 2^64."""
     z = counter * np.uint64(0x9E3779B97F4A7C15) + seed
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -51,8 +51,9 @@ class PlainExperts:
         self.padding: Tensor | None = None
         """Which tokens (B, T) choose no expert."""
         if routing.balance == "bias":
-            routers = [name.removesuffix(".weight") for name in weights if name.endswith(".router.weight")]
-            self.biases = {name: torch.zeros(len(weights[f"{name}.weight"])).double() for name in routers}
+            for name, weight in weights.items():
+                if name.endswith(".router.weight"):
+                    self.biases[name.removesuffix(".weight")] = torch.zeros(len(weight), dtype=torch.float64)
         self.restart()
 
     def restart(self) -> None:
@@ -70,21 +71,26 @@ class PlainExperts:
     def outputs(self, name: str, x: Tensor) -> Tensor:
         """Return the weighted sum over the chosen experts for x (B, T, D): (B, T, D)."""
         shares = self._weights(f"{name}.router", x)
-        gate, up, down = (self.weights[f"{name}.experts.{part}.weight"] for part in ("gate", "up", "down"))
-        biases = [self.weights.get(f"{name}.experts.{part}.bias", torch.zeros(())) for part in ("gate", "up", "down")]
-        inner = gated(
-            torch.einsum("btd,efd->btef", x, gate) + biases[0],
-            torch.einsum("btd,efd->btef", x, up) + biases[1],
-            self.routing.clamped,
-        )
-        outputs = torch.einsum("btef,edf->bted", inner, down) + biases[2]
+        gate = self._linear(f"{name}.experts.gate", "btd,efd->btef", x)
+        up = self._linear(f"{name}.experts.up", "btd,efd->btef", x)
+        inner = gated(gate, up, self.routing.clamped)
+        outputs = self._linear(f"{name}.experts.down", "btef,edf->bted", inner)
         return torch.einsum("bte,bted->btd", shares, outputs)
+
+    def _linear(self, name: str, product: str, x: Tensor) -> Tensor:
+        """Multiply `x` with the matrices of all experts, and add their biases if they have some."""
+        y = torch.einsum(product, x, self.weights[f"{name}.weight"])
+        bias = self.weights.get(f"{name}.bias")
+        return y if bias is None else y + bias
 
     def _weights(self, name: str, x: Tensor) -> Tensor:
         """Return the weight of each expert for each token, zero for those that were not chosen: (B, T, E)."""
         how = self.routing
         logits = x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", torch.zeros(()))
-        scores = 1 / (1 + (-logits).exp()) if how.sigmoid else logits.exp() / logits.exp().sum(-1, keepdim=True)
+        if how.sigmoid:
+            scores = 1 / (1 + (-logits).exp())
+        else:
+            scores = logits.exp() / logits.exp().sum(-1, keepdim=True)
         preference = scores.detach() + self.biases.get(name, 0.0)
         if how.groups > 1:
             members = preference.unflatten(-1, (how.groups, -1))
@@ -92,7 +98,9 @@ class PlainExperts:
             preference = members.masked_fill(~_largest(best, how.groups_chosen)[..., None], -1e9).flatten(-2)
         is_chosen = _largest(preference, how.chosen)
         weights = scores * is_chosen
-        weights = how.scale * (weights / weights.sum(-1, keepdim=True) if how.normalize else weights)
+        if how.normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = how.scale * weights
         if self.padding is not None:
             is_chosen = is_chosen & ~self.padding[..., None]
             weights = weights * is_chosen
@@ -100,26 +108,39 @@ class PlainExperts:
         self._add_losses(logits, scores, is_chosen.double())
         if not how.capacity or not torch.is_grad_enabled():
             return weights
-        choices = is_chosen.sum((1, 2)).tolist()
-        limits = [math.ceil(how.capacity * count / len(logits[0, 0])) for count in choices]
-        places = torch.tensor(limits)[:, None, None]
-        has_place = is_chosen & (is_chosen.cumsum(1) <= places)  # Fedus et al. 2022, section 2.2: others are dropped
+        has_place = self._has_place(is_chosen)
         self.choices[name] = self.choices.get(name, 0) + int(is_chosen.sum())
         self.dropped[name] = self.dropped.get(name, 0) + int((is_chosen & ~has_place).sum())
         return weights * has_place
 
+    def _has_place(self, is_chosen: Tensor) -> Tensor:
+        """Return which choices (B, T, E) their expert takes: the first ones of a sequence, up to its capacity.
+
+        Others are dropped: Fedus et al. 2022, section 2.2.
+        """
+        experts = is_chosen.shape[-1]
+        limits = []
+        for choices in is_chosen.sum((1, 2)).tolist():
+            limits.append(math.ceil(self.routing.capacity * choices / experts))
+        return is_chosen & (is_chosen.cumsum(1) <= torch.tensor(limits)[:, None, None])
+
     def _add_losses(self, logits: Tensor, scores: Tensor, is_chosen: Tensor) -> None:
-        """Fedus et al. 2022, Switch, equations 4 to 6; of a sequence DeepSeek-V3, equations 17 to 20.
+        """Add the losses of balance: Fedus et al. 2022, Switch, equations 4 to 6; DeepSeek-V3, equations 17 to 20.
 
         Each is a mean over the tokens that are no padding, times their number. The router's z-loss: Zoph et al. 2022,
         ST-MoE, equation 5.
         """
         how = self.routing
         experts = scores.shape[-1]
-        is_real = torch.ones_like(scores[..., 0]) if self.padding is None else (~self.padding).double()
+        if self.padding is None:
+            is_real = torch.ones_like(scores[..., 0])
+        else:
+            is_real = (~self.padding).double()
         if how.balance_loss:
             share = scores / scores.sum(-1, keepdim=True)
-            groups = [slice(None)] if how.balance == "switch" else [slice(i, i + 1) for i in range(len(scores))]
+            groups = [slice(None)]  # all sequences together, or each alone
+            if how.balance != "switch":
+                groups = [slice(number, number + 1) for number in range(len(scores))]
             for own in groups:
                 tokens = is_real[own].sum()
                 f = is_chosen[own].sum((0, 1)) / tokens * experts / how.chosen
@@ -130,7 +151,7 @@ class PlainExperts:
 
 
 def gated(gate: Tensor, up: Tensor, clamped: bool) -> Tensor:
-    """SwiGLU's elementwise part (Shazeer 2020, equation 6), or gpt-oss's, as its published code has it."""
+    """Return SwiGLU's elementwise part (Shazeer 2020, equation 6), or gpt-oss's, as its published code has it."""
     if not clamped:
         return gate / (1 + (-gate).exp()) * up
     gate = gate.clamp(max=7)

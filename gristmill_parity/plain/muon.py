@@ -47,7 +47,10 @@ class PlainMuon:
 
 
 def newton_schulz(g: Tensor) -> Tensor:
-    """Singular values s of g / |g| become p(p(p(p(p(s))))), with p(s) = 3.4445 s - 4.775 s^3 + 2.0315 s^5."""
+    """Return g with other singular values: s of g / |g| become p(p(p(p(p(s))))).
+
+    p(s) = 3.4445 s - 4.775 s^3 + 2.0315 s^5.
+    """
     if g.ndim == 3:  # a matrix for each expert
         return torch.stack([newton_schulz(matrix) for matrix in g])
     u, s, v = torch.linalg.svd(g / (g.square().sum().sqrt() + 1e-7), full_matrices=False)

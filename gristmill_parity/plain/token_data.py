@@ -62,7 +62,7 @@ class PlainTokens:
         return (len(self.tokens) - 1) // self.length
 
     def sequence(self, number: int) -> tuple[Integers, Integers, Integers]:
-        """Ids, targets and positions of a sequence, (T,) each."""
+        """Return ids, targets and positions of a sequence, (T,) each."""
         first = number * self.length
         last = first + self.length
         ids = self.tokens[first:last]
@@ -71,29 +71,32 @@ class PlainTokens:
             targets[self.is_first[first + 1 : last + 1]] = IGNORED
         positions = np.zeros(self.length, np.int64)
         for place in range(1, self.length):
-            positions[place] = 0 if self.is_first[first + place] else positions[place - 1] + 1
+            if not self.is_first[first + place]:
+                positions[place] = positions[place - 1] + 1
         return ids, targets, positions
 
 
 def unigram_loss(
     sets: Sequence[PlainTokens], weights: Sequence[float], holdout: PlainTokens, sequences: int, vocabulary: int
 ) -> float:
-    """Mean loss of the first `sequences` of a holdout if each token is predicted by how often it is in the sets.
+    """Return the mean loss of the first `sequences` of a holdout under a unigram model of the sets.
 
     Of several sets each counts by its weight. One is added to each count.
     """
-    each = [np.bincount(tokens.tokens, minlength=vocabulary) for tokens in sets]
-    total = sum(int(counts.sum()) for counts in each)
+    counts_of_sets = [np.bincount(tokens.tokens, minlength=vocabulary) for tokens in sets]
+    total = sum(int(counts.sum()) for counts in counts_of_sets)
     mixed = np.ones(vocabulary)
-    for counts, weight in zip(each, weights, strict=True):
+    for counts, weight in zip(counts_of_sets, weights, strict=True):
         mixed += counts / counts.sum() * total * weight / sum(weights)
     targets = np.concatenate([holdout.sequence(number)[1] for number in range(sequences)])
-    return float(-np.log(mixed / mixed.sum())[targets[targets != IGNORED]].mean())
+    losses = -np.log(mixed / mixed.sum())
+    return float(losses[targets[targets != IGNORED]].mean())
 
 
 def evaluation_batch(tokens: PlainTokens, sequences: int) -> PlainBatch:
     """Return the first sequences of a holdout."""
-    return _batch([tokens.sequence(number) for number in range(sequences)], [0] * sequences)
+    rows = [tokens.sequence(number) for number in range(sequences)]
+    return _batch(rows, [0] * sequences)
 
 
 class PlainOrder:
@@ -134,7 +137,7 @@ class PlainOrder:
             place += size
 
     def _size(self, read: int) -> int:
-        """Sequences of the step after `read` of them."""
+        """Return the number of sequences of the step after `read` of them."""
         for size, tokens in self.ramp:
             if read < math.ceil(tokens / self.sets[0].length):
                 return size
@@ -147,7 +150,8 @@ class PlainOrder:
         if len(self.sets) > 1:
             before = self._counts(place)
             after = self._counts(place + 1)
-            (number,) = [number for number in range(len(self.sets)) if after[number] > before[number]]
+            while after[number] == before[number]:  # the set whose count grows has the sequence
+                number += 1
             place = before[number]
             name = f"{number}/"
         tokens = self.sets[number]
@@ -155,7 +159,7 @@ class PlainOrder:
         return tokens.sequence(permuted(position, len(tokens), _key(f"{self.seed}/order/{name}{epoch}")))
 
     def _counts(self, place: int) -> list[int]:
-        """How many of the first `place` sequences are of each set: its share of those that the sets before it leave."""
+        """Return how many of the first `place` sequences are of each set: its share of what sets before it leave."""
         counts = []
         rest = place
         for number, weight in enumerate(self.weights):
@@ -186,8 +190,8 @@ def permuted(index: int, size: int, key: int) -> int:
 
 
 def _batch(rows: Sequence[tuple[Integers, Integers, Integers]], names: Sequence[int]) -> PlainBatch:
-    ids, targets, positions = (np.stack([row[part] for row in rows]) for part in range(3))
-    return PlainBatch(ids, targets, positions, np.array(names, np.int64))
+    ids, targets, positions = zip(*rows, strict=True)
+    return PlainBatch(np.stack(ids), np.stack(targets), np.stack(positions), np.array(names, np.int64))
 
 
 def _key(name: str) -> int:
@@ -196,7 +200,7 @@ def _key(name: str) -> int:
 
 
 def _splitmix64(counter: int, key: int) -> int:
-    """Output `counter` of SplitMix64 (Steele et al. 2014, figure 11), as a signed integer."""
+    """Return output `counter` of SplitMix64 (Steele et al. 2014, figure 11), as a signed integer."""
     z = (counter * 0x9E3779B97F4A7C15 + key) % _WORD
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % _WORD

@@ -42,7 +42,8 @@ class PlainVariant(PlainDecoder):
             x = self._norm("embed.embed_norm", x)
         for i in range(self.sizes.layers):
             x = self._block(f"blocks.{i}", x, sample_ids)
-        x = self._norm("norm", x) if "norm.weight" in w else x
+        if "norm.weight" in w:
+            x = self._norm("norm", x)
         return x @ w.get("head.weight", w["embed.tokens.weight"]).T
 
     def _block(self, block: str, x: Tensor, sample_ids: Tensor | None) -> Tensor:
@@ -62,10 +63,12 @@ class PlainVariant(PlainDecoder):
     def _queries(self, name: str, x: Tensor) -> Tensor:
         """Return CodeGeeX's top queries, from an embedding of the position (Zheng et al. 2023, section 2.1)."""
         learned = self.weights.get(f"{name}.query.weight")
-        return super()._queries(name, x if learned is None else learned[: x.shape[1]].expand(len(x), -1, -1))
+        if learned is not None:
+            x = learned[: x.shape[1]].expand(len(x), -1, -1)
+        return super()._queries(name, x)
 
     def _bias(self, distance: Tensor) -> Tensor:
-        """ALiBi: minus a head's slope times the distance (Press et al. 2022, figure 3), (H, T, T)."""
+        """Return ALiBi: minus a head's slope times the distance (Press et al. 2022, figure 3), (H, T, T)."""
         if not self.parts.alibi:
             return super()._bias(distance)
         slopes = torch.tensor(_slopes(self.sizes.heads), dtype=self.weights["embed.tokens.weight"].dtype)
@@ -82,21 +85,22 @@ class PlainVariant(PlainDecoder):
             return self._linear(f"{name}.down", _gelu(self._linear(f"{name}.gate", x)) * up)
         if kind == "gelu":
             return super()._mlp(name, x)
-        inner = {"relu": up.clamp(min=0), "gelu-exact": _gelu(up), "gelu-fast": up / (1 + (-1.702 * up).exp())}[kind]
-        return self._linear(f"{name}.down", inner)
+        activations = {"relu": up.clamp(min=0), "gelu-exact": _gelu(up), "gelu-fast": up / (1 + (-1.702 * up).exp())}
+        return self._linear(f"{name}.down", activations[kind])
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """x Φ(x) (Hendrycks & Gimpel 2016, section 2)."""
+    """Return x Φ(x) (Hendrycks & Gimpel 2016, section 2)."""
     return x / 2 * (1 + torch.erf(x / math.sqrt(2)))
 
 
 def _slopes(heads: int) -> list[float]:
-    """ALiBi's slope of each head; past a power of two, every other one of the next power's."""
+    """Return ALiBi's slope of each head; past a power of two, every other one of the next power's."""
     if heads & (heads - 1) == 0:
-        return [0.5 ** (8 * (i + 1) / heads) for i in range(heads)]
+        return [0.5 ** (8 * head / heads) for head in range(1, heads + 1)]
     power = 2 ** int(math.log2(heads))
-    return _slopes(power) + _slopes(2 * power)[::2][: heads - power]
+    every_other = _slopes(2 * power)[::2]
+    return _slopes(power) + every_other[: heads - power]
 
 
 EPS = 1e-6  # of the norms of compressed vectors, in the published code
@@ -123,17 +127,19 @@ class PlainLatentDecoder(PlainDecoder):
         how = self.latent
         heads = self.sizes.heads
         if f"{name}.q_a.weight" in self.weights:
-            q = self._linear(f"{name}.q_b", self._norm(f"{name}.q_a_norm", self._linear(f"{name}.q_a", x), EPS))
+            compressed_q = self._norm(f"{name}.q_a_norm", self._linear(f"{name}.q_a", x), EPS)
+            q = self._linear(f"{name}.q_b", compressed_q)
         else:
             q = self._linear(f"{name}.q", x)
         q = q.unflatten(-1, (heads, -1))
         both = self._linear(f"{name}.kv_a", x)
-        c = both[..., : -how.rotated]
+        compressed_kv = self._norm(f"{name}.kv_a_norm", both[..., : -how.rotated], EPS)
         shared = both[..., -how.rotated :]
-        kv = self._linear(f"{name}.kv_b", self._norm(f"{name}.kv_a_norm", c, EPS)).unflatten(-1, (heads, -1))
+        kv = self._linear(f"{name}.kv_b", compressed_kv).unflatten(-1, (heads, -1))
         k = kv[..., : -how.value]
         v = kv[..., -how.value :]
         rotated = self._rotate(shared[:, :, None])
         q = torch.cat([q[..., : -how.rotated], self._rotate(q[..., -how.rotated :])], -1)
         k = torch.cat([k, torch.cat([rotated] * heads, 2)], -1)
-        return q * (0.1 * how.mscale * math.log(self.sizes.factor) + 1) ** 2, k, v
+        scale = (0.1 * how.mscale * math.log(self.sizes.factor) + 1) ** 2
+        return q * scale, k, v
