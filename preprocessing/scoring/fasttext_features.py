@@ -37,10 +37,12 @@ _MULTIPLIER = np.uint64(116049371)  # of the hash of an n-gram
 _MIN_BUCKET = 1 << 12  # from which a remainder is found by floating-point numbers
 _BEGIN_WORD = np.uint8(ord("<"))  # around a word when its subwords are taken
 _END_WORD = np.uint8(ord(">"))
-_SLOT = 4  # numbers of a slot
-_VALUE = 2  # place in a slot of hash and number
+_BUCKET = 4  # numbers of a bucket of the dictionary: the keys of two words, and two values
+_VALUE = 2  # place of the first value
 _LINE = 64  # bytes of a line of the processor's cache
-_NUMBER = np.uint64(0xFFFFFFFF)  # the lower half of a slot
+_NUMBER = np.uint64(0x7FFFFFFF)  # bits of a value that are a word's number plus 1
+_HAS_MORE = np.uint64(0x80000000)  # bit of a bucket's first value: some entries of its hashes are in no bucket
+_KEY_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, of bits that look random
 _LABEL_LOW = np.uint64(int.from_bytes(PREFIX.encode()[:8], "little"))
 _END_LOW = np.uint64(int.from_bytes(b"</s>", "little"))
 
@@ -48,13 +50,15 @@ _END_LOW = np.uint64(int.from_bytes(b"</s>", "little"))
 class FeatureTable(NamedTuple):
     """Tables of a model by which the features of texts are looked up.
 
-    The dictionary is a hash table of `slots` of 32 bytes, so that none lies in two lines of the processor's cache: the
-    first 16 bytes of an entry as two numbers, and one with its hash in the upper half and its number plus 1 in the
-    lower, or 0. Entry i is `content[starts[i] : starts[i + 1]]`; the first `words` entries are words. `end_row` is the
-    row of the word that ends a line, -1 without it. The `bucket` rows after those of the words are for n-grams and
-    subwords.
+    Words of up to 15 bytes are looked up in `buckets` of 32 bytes, of which none lies in two lines of the processor's
+    cache: the keys of two words, and two values, with a hash in the upper half and a number plus 1 below, or 0. A
+    bucket that had no room, or should have had a label, says so by a bit; then, and for longer words, `slots` are
+    looked at, a hash table with the values of all entries. Entry i is `content[starts[i] : starts[i + 1]]`; the first
+    `words` entries are words. `end_row` is the row of the word that ends a line, -1 without it. The `bucket` rows after
+    those of the words are for n-grams and subwords.
     """
 
+    buckets: NDArray[np.uint64]
     slots: NDArray[np.uint64]
     content: NDArray[np.uint8]
     starts: NDArray[np.int64]
@@ -86,10 +90,12 @@ def read_features(model: FastTextFile, file: NDArray[np.uint8]) -> tuple[Feature
     starts = np.zeros(model.words + model.label_count + 1, np.int64)
     stop = model.dictionary + find_entries(entries, starts)
     texts = np.empty(starts[-1], np.uint8)
-    slots = _empty_slots(1 << max(2 * len(starts), 2).bit_length())
-    fill_slots(entries, starts, texts, slots)
+    slots = np.zeros(1 << max(2 * len(starts), 2).bit_length(), np.uint64)
+    buckets = _empty_buckets(len(slots) // 2)
+    fill_dictionary(entries, starts, model.words, texts, slots, buckets)
     end_row = find_entry(hash_bytes(_END, 0, len(_END)), _END, 0, len(_END), slots, texts, starts)
     features = FeatureTable(
+        buckets,
         slots,
         texts,
         starts,
@@ -103,11 +109,11 @@ def read_features(model: FastTextFile, file: NDArray[np.uint8]) -> tuple[Feature
     return features, stop
 
 
-def _empty_slots(count: int) -> NDArray[np.uint64]:
-    """Return slots that begin with a line of the processor's cache."""
-    raw = np.zeros(_SLOT * count + _LINE // 8, np.uint64)
+def _empty_buckets(count: int) -> NDArray[np.uint64]:
+    """Return buckets that begin with a line of the processor's cache."""
+    raw = np.zeros(_BUCKET * count + _LINE // 8, np.uint64)
     skipped = -raw.ctypes.data % _LINE // 8
-    return raw[skipped : skipped + _SLOT * count].reshape(count, _SLOT)
+    return raw[skipped : skipped + _BUCKET * count].reshape(count, _BUCKET)
 
 
 @kernel
@@ -124,31 +130,54 @@ def find_entries(entries: NDArray[np.uint8], starts: NDArray[np.int64]) -> int:
 
 
 @kernel
-def fill_slots(
+def fill_dictionary(
     entries: NDArray[np.uint8],
     starts: NDArray[np.int64],
+    words: int,
     texts: NDArray[np.uint8],
     slots: NDArray[np.uint64],
+    buckets: NDArray[np.uint64],
 ) -> None:
-    """Copy the texts of all entries and their first bytes, and enter these into a hash table."""
+    """Copy the texts of all entries, and enter these into both hash tables, frequent words first."""
     mask = np.uint64(len(slots) - 1)
+    bucket_mask = np.uint64(len(buckets) - 1)
     for number in range(len(starts) - 1):
         start = starts[number]
         end = starts[number + 1]
         first = start + number * _AFTER_ENTRY
         texts[start:end] = entries[first : first + end - start]
-        key = np.uint64(hash_bytes(texts, start, end))
-        slot = key & mask
-        while slots[slot, _VALUE]:
+        entry_hash = np.uint64(hash_bytes(texts, start, end))
+        value = entry_hash << np.uint64(32) | np.uint64(number + 1)
+        slot = entry_hash & mask
+        while slots[slot]:
             slot = (slot + np.uint64(1)) & mask
-        for i in range(min(end - start, SHORT)):
-            slots[slot, i // 8] |= np.uint64(texts[start + i]) << np.uint64(8 * (i % 8))
-        slots[slot, _VALUE] = key << np.uint64(32) | np.uint64(number + 1)
+        slots[slot] = value
+        if end - start >= SHORT:
+            continue
+        low = np.uint64(0)
+        high = np.uint64(0)
+        for i in range(end - start):
+            byte = np.uint64(texts[start + i]) << np.uint64(8 * (i % 8))
+            low |= byte if i < 8 else np.uint64(0)
+            high |= byte if i >= 8 else np.uint64(0)
+        bucket = buckets[entry_hash & bucket_mask]
+        place = 1 if bucket[_VALUE] & _NUMBER else 0
+        if number >= words or bucket[_VALUE + place] & _NUMBER:
+            bucket[_VALUE] |= _HAS_MORE
+            continue
+        bucket[place] = key_of_word(low, high)
+        bucket[_VALUE + place] |= value
+
+
+@kernel(inline="always")
+def key_of_word(low: np.uint64, high: np.uint64) -> np.uint64:
+    """Return what is compared of a word besides its hash: its bytes, if it has up to 8, and a hash of more."""
+    return low + high * _KEY_MULTIPLIER
 
 
 @kernel
 def find_entry(
-    key: np.uint32,
+    entry_hash: np.uint32,
     text: NDArray[np.uint8],
     start: int,
     end: int,
@@ -156,12 +185,12 @@ def find_entry(
     content: NDArray[np.uint8],
     starts: NDArray[np.int64],
 ) -> int:
-    """Return the number of the entry that is `text[start:end]`, whose hash is `key`; -1 if there is none."""
+    """Return the number of the entry that is `text[start:end]`, whose hash is `entry_hash`; -1 if there is none."""
     mask = np.uint64(len(slots) - 1)
-    slot = np.uint64(key) & mask
-    while slots[slot, _VALUE]:
-        if slots[slot, _VALUE] >> np.uint64(32) == np.uint64(key):
-            number = (slots[slot, _VALUE] & _NUMBER) - np.uint64(1)
+    slot = np.uint64(entry_hash) & mask
+    while slots[slot]:
+        if slots[slot] >> np.uint64(32) == np.uint64(entry_hash):
+            number = (slots[slot] & _NUMBER) - np.uint64(1)
             if is_equal(content, starts[number], starts[number + np.uint64(1)], text, start, end):
                 return int(np.int64(number))
         slot = (slot + np.uint64(1)) & mask
@@ -205,21 +234,30 @@ def find_features(
         words, begun, at = find_words(texts.blocks, at, stop, begun, group.borders)
         load_words(texts.eights, group, words)
         hash_words(group, words)
-        look_up(texts.content, model, group, words)
+        are_special = look_up(texts.content, model, group, words)
+        if not are_special and not model.max_subword:
+            for i in range(words):
+                row = np.int32(group.values[i])
+                rows[np.uint64(features)] = row  # without a branch, which would often be mispredicted
+                features += row >= 0
+            for i in range(words):
+                hashes[count + np.uint64(i)] = np.int32(group.hashes[i])
+            count += np.uint64(words)
+            continue
         for i in range(words):
             value = group.values[i]
             row = int(np.int32(value))
-            if row < _NONE:
-                if row == _LABEL_ROW:
-                    continue
+            if row == _LABEL_ROW:
+                continue
+            if row == _END_ROW:
                 is_end = True
                 break
-            rows[np.uint64(features)] = row  # without a branch, which would often be mispredicted
+            rows[np.uint64(features)] = row
             features += row >= 0
             if model.max_subword:
                 start = group.borders[0, i]
                 features = add_subwords(texts.content, start, group.borders[1, i], model, rows, features)
-            hashes[count] = np.int32(value >> np.uint64(32))
+            hashes[count] = np.int32(group.hashes[i])
             count += np.uint64(1)
     if model.end_row >= 0:
         rows[features] = model.end_row
@@ -235,44 +273,50 @@ def find_features(
 
 
 @kernel
-def look_up(text: NDArray[np.uint8], model: FeatureTable, group: WordGroup, count: int) -> None:
-    """Write the hash and the row of words; _LABEL_ROW for labels, _END_ROW for what ends a line."""
-    slots = model.slots
-    mask = np.uint64(len(slots) - 1)
-    end_number = np.uint64(model.end_row)  # of no entry, if it is -1
+def look_up(text: NDArray[np.uint8], model: FeatureTable, group: WordGroup, count: int) -> bool:
+    """Write the row of words, and the hashes of long ones; _LABEL_ROW for labels, _END_ROW for what ends a line.
+
+    Return whether there are any of both.
+    """
+    buckets = model.buckets
+    mask = np.uint64(len(buckets) - 1)
     for i in range(count):  # a loop that does nothing else waits for many lines of the cache at a time
-        group.values[i] = slots[np.uint64(group.hashes[i]) & mask, _VALUE]
+        group.values[i] = buckets[np.uint64(group.hashes[i]) & mask, 0]
     misses = np.uint64(0)
     for i in range(count):
         low = group.low[i]
-        key = np.uint64(group.hashes[i])
-        first = group.values[i]
-        is_first = first >> np.uint64(32) == key
-        at = (key + np.uint64(not is_first)) & mask
-        slot = slots[at, _VALUE]
-        number = (slot & _NUMBER) - np.uint64(1)
-        is_free = (first == np.uint64(0)) | (slot == np.uint64(0))
-        is_same = (slots[at, 0] == low) & (slots[at, 1] == group.high[i]) & (not is_free)
-        is_word = is_same & (number < np.uint64(model.words)) & (number != end_number)
-        is_unknown = is_free & (low != _LABEL_LOW) & (low != _END_LOW)
-        row = number if is_word else _NUMBER
-        group.values[i] = key << np.uint64(32) | row
+        word_hash = np.uint64(group.hashes[i])
+        at = word_hash & mask
+        key = key_of_word(low, group.high[i])
+        first = buckets[at, _VALUE]
+        second = buckets[at, _VALUE + 1]
+        is_first = (buckets[at, 0] == key) & (first >> np.uint64(32) == word_hash)
+        is_second = (buckets[at, 1] == key) & (second >> np.uint64(32) == word_hash)
+        number = second if is_second else np.uint64(0)
+        number = first if is_first else number
+        group.values[i] = (number & _NUMBER) - np.uint64(1)
         group.missing[misses] = i
-        is_settled = (is_word | is_unknown) & (group.sizes[i] < np.uint32(SHORT))
+        is_known = is_first | is_second | (first & _HAS_MORE == np.uint64(0))
+        is_settled = is_known & (group.sizes[i] < np.uint32(SHORT)) & (low != _LABEL_LOW) & (low != _END_LOW)
         misses += np.uint64(not is_settled)
-    end_key = hash_bytes(_END, 0, len(_END))
+    end_hash = hash_bytes(_END, 0, len(_END))
+    are_special = False
     for j in range(misses):
         i = group.missing[j]
         start = group.borders[0, i]
         end = group.borders[1, i]
-        word_key = group.hashes[i] if group.sizes[i] <= np.uint32(SHORT) else hash_bytes(text, start, end)
-        row_found = find_entry(word_key, text, start, end, slots, model.content, model.starts)
-        if row_found >= model.words or (row_found < 0 and is_label(text, start, end)):
-            row_found = _LABEL_ROW
+        if group.sizes[i] > np.uint32(SHORT):
+            group.hashes[i] = hash_bytes(text, start, end)
+        row = find_entry(group.hashes[i], text, start, end, model.slots, model.content, model.starts)
+        if row >= model.words or (row < 0 and is_label(text, start, end)):
+            row = _LABEL_ROW
+            are_special = True
         # The word that ends a line does so also within a text, which fastText reads no further then.
-        elif word_key == end_key and is_end(text, start, end):
-            row_found = _END_ROW
-        group.values[i] = np.uint64(word_key) << np.uint64(32) | np.uint64(np.uint32(row_found))
+        elif group.hashes[i] == end_hash and is_end(text, start, end):
+            row = _END_ROW
+            are_special = True
+        group.values[i] = np.uint64(np.uint32(row))
+    return are_special
 
 
 @kernel

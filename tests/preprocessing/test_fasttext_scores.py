@@ -82,7 +82,16 @@ def write_random_model(path: Path, shape: Shape) -> Path:
 
 def features_of_no_words(bucket: int) -> FeatureTable:
     return FeatureTable(
-        np.zeros((2, 4), np.uint64), np.zeros(0, np.uint8), np.zeros(1, np.int64), 0, -1, 2, bucket, 0, 0
+        np.zeros((2, 4), np.uint64),
+        np.zeros(2, np.uint64),
+        np.zeros(0, np.uint8),
+        np.zeros(1, np.int64),
+        0,
+        -1,
+        2,
+        bucket,
+        0,
+        0,
     )
 
 
