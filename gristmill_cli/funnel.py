@@ -157,7 +157,7 @@ def build_funnel(stages: Sequence[Counts], manifests: dict[str, Manifest], warni
     whole.check_conserved("the whole run")
     tokens = dict[str, dict[str, int]]()
     for name, manifest in manifests.items():
-        tokens[name] = {source: record.tokens for source, record in manifest.sources.items()}
+        tokens[name] = {source: record.tokens for source, record in manifest.of_folders().items()}
     damaged = {name: damage.fault for name, damage in stages[0].damaged.items()}
     return Funnel(whole.tallies, tokens, damaged, list(warnings))
 

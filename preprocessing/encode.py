@@ -123,7 +123,7 @@ def encode(
         order_path = out_dir / ORDER
         run.step("order", [Task("order", write_order, {"record": order, "path": order_path}, (order_path,))])
         shards = _group_parts(buckets_of_parts, encoded, shard_bytes)
-        shards_to_write = _shard_tasks(run, shards, sorted(manifest.weights), facts, targets[TRAIN], options)
+        shards_to_write = _shard_tasks(run, shards, manifest.labels, facts, targets[TRAIN], options)
         shuffled = run.step("shuffle", shards_to_write)
         of_train = [train for train, _ in shuffled.values(list[ShardReport])]
         run.step(f"manifest {TRAIN}", [manifest_task(of_train, tokenizer, facts, targets[TRAIN])])

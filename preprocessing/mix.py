@@ -49,7 +49,7 @@ from preprocessing.steps.text_digest import TextDigest
 from preprocessing.steps.token_count import TokenCount
 
 OfSources = Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")]
-STAGE = Stage("mix", version=5, libraries=("zstandard", "pyarrow"))
+STAGE = Stage("mix", version=6, libraries=("zstandard", "pyarrow"))
 FACTS = "facts"  # folder of the facts that are noted where no pass before has done it
 FAN_IN = 256  # files that a task opens at once
 

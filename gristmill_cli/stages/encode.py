@@ -76,9 +76,9 @@ class Encode(StageSpec):
         asked_of_source = run.config.mix.tokens
         if not asked_of_source:
             return
-        manifests = [Manifest.load(run.tokens(name)) for name in (TRAIN, HELD_OUT)]
+        totals = [Manifest.load(run.tokens(name)).of_folders() for name in (TRAIN, HELD_OUT)]
         for source, asked in sorted(asked_of_source.items()):
-            records = [manifest.sources[source] for manifest in manifests if source in manifest.sources]
+            records = [of_folders[source] for of_folders in totals if source in of_folders]
             tokens = sum(record.tokens - record.documents for record in records)
             yield from differing_amount(run.config, source, asked, tokens, "tokens")
 

@@ -45,6 +45,7 @@ def _join(pieces: Sequence[DecidedFile]) -> DecidedFile:
         np.concatenate([piece.rows for piece in pieces]),
         np.concatenate([piece.copies for piece in pieces]),
         np.concatenate([piece.sizes for piece in pieces]),
+        np.concatenate([piece.bands for piece in pieces]),
     )
 
 

@@ -29,20 +29,23 @@ from preprocessing.mixing.split import Limits, held_out_documents
 HELD_OUT_COPY = -1  # in place of a number of copies: the document is held out
 _SORTED = np.dtype([("digest", DIGEST)])
 _FACTS_SHARE = 6  # documents that a task decides on, for each of which it reads the digest from the holdout
-_COLUMNS = ("file", "row", "copies", "bytes")
+_NUMBERS = ("row", "copies", "bytes")
+_COLUMNS = ("file", *_NUMBERS, "band")
 
 
 @dataclass(frozen=True)
 class DecidedFile:
     """Decisions on one corpus file: ascending rows (n), copies of each (or HELD_OUT_COPY), and UTF-8 bytes of each.
 
-    Of a row that is neither in the train set nor in the holdout copies are 0, or it is not there.
+    Of a row that is neither in the train set nor in the holdout copies are 0, or it is not there. `bands` are the
+    names of the bands of its score (n), each '' in a mix without bands.
     """
 
     name: str
     rows: NDArray[np.int64]
     copies: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    bands: NDArray[np.str_]
 
     @property
     def train_copies(self) -> NDArray[np.int64]:
@@ -52,7 +55,7 @@ class DecidedFile:
     def between(self, first: int, end: int) -> "DecidedFile":
         """Return the decisions on the rows from `first` to below `end`."""
         chosen = slice(*np.searchsorted(self.rows, (first, end)))
-        return DecidedFile(self.name, self.rows[chosen], self.copies[chosen], self.sizes[chosen])
+        return DecidedFile(self.name, self.rows[chosen], self.copies[chosen], self.sizes[chosen], self.bands[chosen])
 
 
 @dataclass(frozen=True)
@@ -210,8 +213,9 @@ def decide_groups(
         reasons_of_files = []
         train_bytes = 0
         holdout_bytes = 0
+        names = np.array(group.bands.names if group.bands else [""], np.str_)
         for drawn in _draw_copies(group, epochs[group.source], seed):
-            decided, reasons = _decide(drawn, group.source, limits[group.source], held_out, seed, counts)
+            decided, reasons = _decide(drawn, group.source, names, limits[group.source], held_out, seed, counts)
             decided_files.append(decided)
             reasons_of_files.append(reasons)
             train_bytes += int((decided.train_copies * decided.sizes).sum())
@@ -222,9 +226,18 @@ def decide_groups(
 
 
 def _decide(
-    drawn: _Drawn, source: str, limit: int | None, held_out: NDArray[np.bytes_], seed: int, counts: Counts
+    drawn: _Drawn,
+    source: str,
+    bands: NDArray[np.str_],
+    limit: int | None,
+    held_out: NDArray[np.bytes_],
+    seed: int,
+    counts: Counts,
 ) -> tuple[DecidedFile, NDArray[np.str_]]:
-    """Return the decisions on the documents (n) of one file, and why those not in the mix are left out; count them."""
+    """Return the decisions on the documents (n) of one file, and why those not in the mix are left out; count them.
+
+    `bands` are the names of the bands, by number.
+    """
     facts = drawn.facts
     copies = drawn.copies
     is_chosen = _is_held_out(drawn, limit, seed)
@@ -250,7 +263,7 @@ def _decide(
     reasons = np.where(drawn.reasons == "", LEFT_OUT, drawn.reasons)
     reasons = np.where(in_holdout, IN_HOLDOUT, reasons)
     reasons = np.where(decided != 0, "", reasons)
-    return DecidedFile(facts.name, facts.rows, decided, sizes), reasons
+    return DecidedFile(facts.name, facts.rows, decided, sizes, bands[facts.bands]), reasons
 
 
 def _contains(ordered: NDArray[np.bytes_], digests: NDArray[np.bytes_]) -> NDArray[np.bool_]:
@@ -267,12 +280,14 @@ def write_decisions(path: Path, files: Sequence[DecidedFile], reasons: Sequence[
     rows = [np.empty(0, np.int64)]
     copies = [np.empty(0, np.int64)]
     sizes = [np.empty(0, np.int64)]
+    bands = list[str]()
     as_list = list[str]()
     for number, (file, of_file) in enumerate(zip(files, reasons, strict=True)):
         numbers.append(np.full(len(file.rows), number, np.int32))
         rows.append(file.rows)
         copies.append(file.copies)
         sizes.append(file.sizes)
+        bands += file.bands.tolist()
         as_list += of_file.tolist()
     names = pa.array([file.name for file in files], pa.string())
     columns = {
@@ -280,6 +295,7 @@ def write_decisions(path: Path, files: Sequence[DecidedFile], reasons: Sequence[
         "row": pa.array(np.concatenate(rows)),
         "copies": pa.array(np.concatenate(copies)),
         "bytes": pa.array(np.concatenate(sizes)),
+        "band": pa.array(bands, pa.string()).dictionary_encode(),
         "reason": pa.array(as_list, pa.string()),
     }
     write_table(path, columns)
@@ -297,11 +313,12 @@ def load_decisions(path: Path) -> dict[str, DecidedFile]:
     table = pa.concat_tables(tables)
     encoded = encode_names(table.column("file"), path)
     numbers = encoded.indices.to_numpy()
-    columns = {name: table.column(name).to_numpy() for name in _COLUMNS[1:]}
+    columns = {name: table.column(name).to_numpy() for name in _NUMBERS}
+    bands = np.array(table.column("band").to_pylist(), np.str_)
     for number, name in enumerate(encoded.dictionary.to_pylist()):
         chosen = np.flatnonzero((numbers == number) & (columns["copies"] != 0))
         rows = columns["row"][chosen]
         if np.any(np.diff(rows) <= 0):
             raise InputError(f"{path}: rows of {name} are not in order: remove it, and run mix again")
-        files[name] = DecidedFile(name, rows, columns["copies"][chosen], columns["bytes"][chosen])
+        files[name] = DecidedFile(name, rows, columns["copies"][chosen], columns["bytes"][chosen], bands[chosen])
     return files

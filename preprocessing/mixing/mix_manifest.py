@@ -6,6 +6,7 @@ import msgspec
 
 from gristmill.errors import InputError, UsageError
 from gristmill.io.facts import SUFFIX, WrittenSlice
+from gristmill.io.token_shards import label_of
 from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write_bytes
 
@@ -32,6 +33,11 @@ class BandShare(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     band: str
     weight: float
     documents: int
+
+    @property
+    def label(self) -> str:
+        """Return its name among the sources of tokens: SOURCE/BAND."""
+        return label_of(self.source, self.band)
 
     @property
     def mixed(self) -> int:
@@ -61,6 +67,11 @@ class MixManifest(msgspec.Struct, forbid_unknown_fields=True):
             return msgspec.json.decode(read_file(path), type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is damaged ({error}): remove it, and run mix again") from error
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the names of the sources of tokens, in order: those of bands, if the mix has any."""
+        return sorted({share.label for share in self.bands} or self.weights)
 
     @property
     def train_bytes(self) -> int:

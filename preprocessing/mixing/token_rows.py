@@ -24,6 +24,8 @@ from gristmill.io.token_shards import (
     ShardRecord,
     SourceRecord,
     TokenShardWriter,
+    folder_of,
+    label_of,
     token_dtype,
     write_sources,
 )
@@ -186,6 +188,7 @@ class _Rows:
         self._part = part
         self._rows = decided.rows[chosen]
         self._sizes = decided.sizes[chosen]
+        self._bands = decided.bands[chosen]
         self._flags = flags | np.where(is_held_out, _IS_HELD_OUT, 0).astype(np.uint64)
 
     @property
@@ -201,7 +204,7 @@ class _Rows:
             random_numbers(seed, f"order {copy}", name, rows),
             self._flags[chosen],
             self._sizes[chosen],
-            [self._part.source] * len(chosen),
+            [label_of(self._part.source, band) for band in self._bands[chosen].tolist()],
         ]
         return pa.record_batch(columns, schema=NUMBERS)
 
@@ -232,7 +235,8 @@ def write_token_shard(
                 del rows
     reports = [in_train.report(), held_out.report()]
     for report, reason in zip(reports, (WRITTEN, HELD_OUT), strict=True):
-        for source, record in report.sources.items():
+        for label, record in report.sources.items():
+            source = folder_of(label)
             counts.add(source, READ, record.bytes, record.documents)
             counts.add(source, reason, record.bytes, record.documents)
     return Result(counts, reports)
@@ -260,7 +264,7 @@ class _PartWriter(TokenShardWriter):
         sizes = rows.column("size").to_numpy()[order]
         np.add.at(self._sizes, source, sizes)
         for number in np.unique(source).tolist():
-            self._counts.add_lengths(self._names[number], sizes[source == number])
+            self._counts.add_lengths(folder_of(self._names[number]), sizes[source == number])
         np.add.at(self._tokens, source, lengths[order])
         self._lossy += int(np.count_nonzero(numbers_of(rows, "holdout")[order] & np.uint64(_IS_LOSSY)))
 

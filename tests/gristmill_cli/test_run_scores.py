@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import Counter
 from io import StringIO
 from pathlib import Path
 
@@ -15,13 +16,16 @@ from gristmill.config import load_config
 from gristmill.counts import READ, WRITTEN
 from gristmill.errors import UsageError
 from gristmill.io.keys import iter_keys
+from gristmill.io.token_shards import Manifest, read_sources
 from gristmill_cli.cards.data_card import card
+from gristmill_cli.funnel import read_funnel
 from gristmill_cli.preview import preview_scores
 from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
 from preprocessing.choose_by_score import read_score_sums
+from preprocessing.mixing.mix_manifest import MixManifest
 from tests.gristmill_cli.documentation import PAGES, commands, shell
 from tests.preprocessing.fasttext_models import BAD, GOOD, write_model
 
@@ -252,6 +256,19 @@ def test_bands_have_weights_of_their_own_in_the_mix(folder: Path, capfd: pytest.
     page = (folder / "out/report.html").read_text()
     assert "mills: high" in page and "Bands of the score" in page
     copies = copies_in(folder)
+    manifest = Manifest.load(folder / "out/tokens/train")
+    documents = {name: record.documents for name, record in manifest.sources.items()}
+    shares = MixManifest.load(folder / "out/mix").bands
+    assert documents == {f"{share.source}/{share.band}": share.mixed for share in shares}
+    assert documents["mills/high"] == 150
+    in_shards = Counter[str]()
+    for shard in manifest.shards:
+        in_shards.update(np.array(shard.sources)[read_sources(folder / "out/tokens/train", shard)].tolist())
+    assert in_shards == documents
+    funnel = read_funnel(folder / "out")
+    assert funnel.tokens["train"]["mills"] == sum(
+        record.tokens for name, record in manifest.sources.items() if name.startswith("mills/")
+    )
     for source, own in scores_in(folder).items():
         weight = 2 if source == "mills" else 1
         limits = np.quantile(np.array(own, np.float64), [0.5, 0.75])

@@ -241,7 +241,7 @@ def test_a_long_text_is_encoded_in_parts(tmp_path: Path, model: Path) -> None:
     (part,) = readers.plan_slices(list_corpus(path.parent)[0])
     rows = np.arange(len(texts))
     copies = np.where(rows % 2, 2, 1)
-    decided = DecidedFile("a.jsonl", rows, copies, np.array([len(text) for text in texts]))
+    decided = DecidedFile("a.jsonl", rows, copies, np.array([len(text) for text in texts]), np.array([""] * len(texts)))
     write_decisions(tmp_path / "decisions.parquet", [decided], [np.array([""] * len(texts))])
     decisions = GroupDecisions(FileSet((tmp_path / "decisions.parquet",)), (len(texts),))
     arguments = (decisions, model, -1, 2, 1, 4)
