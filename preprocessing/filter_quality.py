@@ -22,7 +22,7 @@ from preprocessing.document_pass import REMOVED, removed_path
 from preprocessing.prepare import note_replaced
 from preprocessing.quality.recipe import parse_recipe, read_recipe
 
-STAGE = Stage("filter_quality", version=4, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("filter_quality", version=5, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 
 
 def filter_quality(

@@ -4,9 +4,10 @@ The table has a line of JSON for each language: `language`, its ISO 639-3 code a
 name; with `code`, the shorter code that fastText's model calls it by, which several scripts of a language share.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,23 @@ from numpy.typing import NDArray
 from gristmill.errors import UsageError
 from preprocessing.quality.language_identifier import LANGUAGE_LIBRARIES, language_identifier
 from preprocessing.quality.pieces import hash_words
-from preprocessing.quality.words import WordSplitter, script_shares
+from preprocessing.quality.scripts import script_shares
+from preprocessing.quality.words import ENGLISH, WordRules, WordSplitter, split_piece
 
 SEGMENTER = "icu4py"  # the distribution whose version decides what the words are
-_SCRIPTS = {  # of a table's names, in words.SCRIPTS
+_SCRIPTS = {  # of a table's names, in scripts.SCRIPTS
     "Latn": ("latin",), "Cyrl": ("cyrillic",), "Grek": ("greek",), "Arab": ("arabic",), "Hebr": ("hebrew",),
     "Deva": ("devanagari",), "Thai": ("thai",), "Hang": ("hangul",), "Hani": ("han",), "Jpan": ("kana", "han"),
 }  # fmt: skip
+
+# Letters of scripts without spaces, and of India and Korea:
+_OF_SEGMENTER = re.compile(
+    "[\u0900-\u0dff\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af"
+    "\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+_KEEPING_HYPHENS = frozenset(["deu", "spa", "ell", "nld", "swe", "dan", "nob", "nno", "hun", "ron", "por", "fin"])
+_KEEPING_SLASHES = frozenset(["nld", "hun", "ron"])
+_ELIDING = frozenset(["fra", "ita", "cat", "lij"])
 
 
 @dataclass(frozen=True)
@@ -153,24 +164,44 @@ def check_segmenter() -> None:
 
 
 class LanguageSplitter(WordSplitter):
-    """Splits texts of any language, and those in English as the rules of English recipes do."""
+    """Splits texts of any language, each by the rules of its language, which splitters remember pieces for."""
 
     def __init__(self) -> None:
         super().__init__(split_any)
-        self._english = WordSplitter()
+        self._splitters = {WordRules(): WordSplitter(split_any), ENGLISH: WordSplitter()}
 
     def of(self, language: str) -> WordSplitter:
-        return self._english if language.partition("_")[0] == "eng" else self
+        rules = rules_of(language)
+        if rules not in self._splitters:
+            self._splitters[rules] = WordSplitter(partial(split_any, rules=rules))
+        return self._splitters[rules]
 
 
-def split_any(piece: str) -> list[str]:
-    """Return the words of a text without spaces in any language, as ICU's dictionaries and Unicode's rules find them.
+def rules_of(language: str) -> WordRules:
+    """Return how texts in a language with spaces are split.
 
-    >>> split_any("磨坊的水车慢慢地转着。"), split_any("(don't...")
-    (['磨坊', '的', '水', '车', '慢慢地', '转', '着', '。'], ['(', "don't", '...'])
+    >>> rules_of("deu_Latn").keeps_hyphens, rules_of("fra_Latn").elides, rules_of("pol_Latn") == WordRules()
+    (True, True, True)
     """
-    if piece.isascii() and piece.isalpha():
-        return [piece]
+    code = language.partition("_")[0]
+    if code == "eng":
+        return ENGLISH
+    return WordRules(
+        keeps_hyphens=code in _KEEPING_HYPHENS, keeps_slashes=code in _KEEPING_SLASHES, elides=code in _ELIDING
+    )
+
+
+def split_any(piece: str, rules: WordRules = WordRules()) -> list[str]:
+    """Return the words of a text without spaces in any language, some of which have `rules` of their own.
+
+    In scripts without spaces, and in those of India and Korea, they are what ICU's dictionaries and Unicode's rules
+    find.
+
+    >>> split_any("磨坊的水车慢慢地转着。"), split_any("(don't..."), split_any("/usr/bin:")
+    (['磨坊', '的', '水', '车', '慢慢地', '转', '着', '。'], ['(', "don't", '...'], ['/usr', '/', 'bin', ':'])
+    """
+    if not _OF_SEGMENTER.search(piece):
+        return split_piece(piece, rules)
     words = list[str]()
     for word in _breaker()(piece, "und"):
         if word == "." and words and words[-1].strip(".") == "":  # an ellipsis is one word, as in English

@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 
 from gristmill.kernels import kernel
 from preprocessing.quality.language_identifier import language_identifier
+from preprocessing.quality.scripts import SCRIPTS, script_shares
 from preprocessing.quality.words import (
     ALPHABETIC,
-    SCRIPTS,
     SENTENCE_ENDS,
     STOP_WORDS,
     SYMBOL,
     Words,
     WordSplitter,
     count_sentences,
-    script_shares,
 )
 
 _ENDS = tuple(sorted(SENTENCE_ENDS))

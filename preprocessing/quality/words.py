@@ -3,7 +3,8 @@
 A piece between spaces loses signs at its ends (brackets, quotes, commas, currencies, 's), each a word of its own; a
 full stop at the end stays with an abbreviation and with an initial; English contractions are two words, and hyphens
 between letters are words. The rules are those of the tokenizer of spaCy for English, but for URLs, emoticons and
-rare forms. Also the signs, the ends of sentences and the scripts that rules know.
+rare forms; WordRules are what is other in its tokenizers for other languages with spaces. Also the signs and the
+ends of sentences that rules know.
 """
 
 import re
@@ -22,11 +23,6 @@ from preprocessing.quality.pieces import MAX_PIECES, UNKNOWN, WORD, PieceTable, 
 SENTENCE_ENDS = frozenset(".!?։؟۔܀܁܂߹।॥၊။።፧፨᙮᠃᠉‼‽⁇⁈⁉⸮⸼。꓿﹒﹖﹗！．？｡")
 _SIGNS = frozenset(["Pd", "Ps", "Pe", "Pi", "Pf", "Cc"])
 _MORE_SIGNS = frozenset("！：％，；？、。…►")
-SCRIPTS = {  # by the words with which Unicode's names of their letters begin
-    "latin": ("LATIN",), "cyrillic": ("CYRILLIC",), "greek": ("GREEK",), "arabic": ("ARABIC",), "hebrew": ("HEBREW",),
-    "devanagari": ("DEVANAGARI",), "thai": ("THAI",), "hangul": ("HANGUL",), "kana": ("HIRAGANA", "KATAKANA"),
-    "han": ("CJK",),
-}  # fmt: skip
 ALPHABETIC = 1
 SYMBOL = 2
 ENDS_SENTENCE = 4
@@ -47,15 +43,19 @@ _UNCASED = re.compile(
 _UNIT = re.compile(
     r"(?:[kdcmµn]?m[²³]?|ha|yd|in|ft|[kmµ]?g|t|lb|oz|m/s|km/h|kmh|mph|hPa|Pa|mbar|mb|MB|kb|KB|gb|GB|tb|TB|T|G|M|K|%)\Z"
 )
-_INFIX = re.compile(
+_INFIX = (
     r"\.\.+|…"
     r"|(?<=[0-9])[+\-*^](?=[0-9-])"
-    r"|(?<=[^\W_])(?:-{1,3}|[–—~]|——)(?=[^\W\d_])"
     r"|[°©®¦¶]"
     r"|(?<=[^\W\d_]),(?=[^\W\d_])"
-    r"|(?<=[^\W_])[:<>=/](?=[^\W\d_])"
+    r"|(?<=[^\W_])[:<>=](?=[^\W\d_])"
     r"|\.(?=[^\W\d_\"”“`‘´’'])"
 )
+_SLASH = r"|(?<=[^\W_])/(?=[^\W\d_])"
+_HYPHEN = r"|(?<=[^\W\d_])(?:-{1,3}|[–—~]|——)(?=[^\W\d_])"
+_HYPHEN_OF_ENGLISH = r"|(?<=[^\W_])(?:-{1,3}|[–—~]|——)(?=[^\W\d_])"  # a digit may be before it
+_NO_HYPHEN = r"|(?<=[^\W\d_])(?:--|[!?()\[\]“”„«»\"])(?=[^\W\d_])"
+_ELISION = re.compile(r"(?<=[^\W\d_]['’])(?=[^\W\d_])")
 _URL = re.compile(
     r"(?:[A-Za-z][A-Za-z0-9+.-]*://|www\.)\S+\Z|[\w.+-]+@[\w-]+(?:\.[\w-]+)+\Z"
     r"|(?:[A-Za-z0-9-]+\.)+(?:com|org|net|edu|gov|mil|int|info|biz|io|co|uk|de|fr|eu|us|ca|au|in|it|nl|ru|jp|tv|me)(?:[/:?#]\S*)?\Z"
@@ -93,30 +93,6 @@ _HAVE_ENDINGS = frozenset(
 )  # fmt: skip
 
 
-def script_shares(text: str) -> dict[str, float]:
-    """Return the share of each of SCRIPTS in the letters of a text, from 0 to 1.
-
-    >>> {script: share for script, share in script_shares("Grain, зерно!").items() if share}
-    {'latin': 0.5, 'cyrillic': 0.5}
-    """
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    counts = np.bincount(_script_table()[codes], minlength=len(SCRIPTS) + 2)[1:]
-    letters = max(1, int(counts.sum()))
-    return {script: int(count) / letters for script, count in zip(SCRIPTS, counts, strict=False)}
-
-
-@cache
-def _script_table() -> NDArray[np.uint8]:
-    """For each code point 0 if it is no letter, else the number of its script from 1, or one more than there are."""
-    numbers = {start: number for number, starts in enumerate(SCRIPTS.values(), 1) for start in starts}
-    table = np.zeros(0x110000, np.uint8)
-    for code in range(0x110000):
-        if unicodedata.category(chr(code))[0] == "L":
-            start = unicodedata.name(chr(code), "").replace("-", " ").partition(" ")[0]
-            table[code] = numbers.get(start, len(SCRIPTS) + 1)
-    return table
-
-
 def is_symbol(word: str) -> bool:
     """Whether a word has none but signs: ASCII punctuation, brackets, quotes, dashes, marks and control characters.
 
@@ -133,20 +109,39 @@ def _is_sign(c: str) -> bool:
     return unicodedata.category(c) in _SIGNS or c in _MORE_SIGNS or c in SENTENCE_ENDS
 
 
-def split_piece(piece: str) -> list[str]:
+class WordRules(NamedTuple):
+    """What differs between languages with spaces.
+
+    Attributes:
+        contracts: Contractions are two words, as don't in English.
+        keeps_hyphens: A compound with a hyphen is one word, as in German.
+        keeps_slashes: So is one with a slash, as in Dutch.
+        elides: What is before an apostrophe is a word, as l' in French.
+    """
+
+    contracts: bool = False
+    keeps_hyphens: bool = False
+    keeps_slashes: bool = False
+    elides: bool = False
+
+
+ENGLISH = WordRules(contracts=True)
+
+
+def split_piece(piece: str, rules: WordRules = ENGLISH) -> list[str]:
     """Return the words of a text without spaces, in linear time.
 
     >>> split_piece("(well-known,"), split_piece("don't"), split_piece("Mr."), split_piece("end."), split_piece("$5.20")
     (['(', 'well', '-', 'known', ','], ['do', "n't"], ['Mr.'], ['end', '.'], ['$', '5.20'])
     """
     if piece.isalpha():
-        return _split_middle(piece)
+        return _split_contractions(piece) if rules.contracts else [piece]
     start = 0
     end = len(piece)
     after: list[str] = []
     before: list[str] = []
     while start < end:
-        if end - start <= _LONGEST_WHOLE and _is_one_word(piece[start:end]):
+        if end - start <= _LONGEST_WHOLE and _is_one_word(piece[start:end], rules):
             break
         if cut := _prefix(piece, start, end):
             before.append(piece[start : start + cut])
@@ -156,7 +151,7 @@ def split_piece(piece: str) -> list[str]:
             end -= cut
         else:
             break
-    middle = _split_middle(piece[start:end]) if start < end else []
+    middle = _split_middle(piece[start:end], rules) if start < end else []
     return _join_pairs(before + middle + after[::-1])
 
 
@@ -171,9 +166,9 @@ def _join_pairs(words: list[str]) -> list[str]:
     return joined
 
 
-def _is_one_word(word: str) -> bool:
+def _is_one_word(word: str, rules: WordRules) -> bool:
     return (
-        word in _ABBREVIATIONS
+        (rules.contracts and word in _ABBREVIATIONS)
         or word in _WHOLE
         or (len(word) == 2 and word[1] == "." and word[0].isascii() and word[0].isalpha())
     )
@@ -221,8 +216,19 @@ def _suffix(piece: str, start: int, end: int) -> int:
     return 0
 
 
-def _split_middle(word: str) -> list[str]:
+def _split_middle(word: str, rules: WordRules) -> list[str]:
     """Words of a piece without the signs at its ends: contractions, and words around hyphens and the like."""
+    if rules.contracts:
+        words = _split_contractions(word)
+        return words if len(words) > 1 or word == "and/or" else _split_infixes(word, rules)
+    words = _split_infixes(word, rules)
+    if rules.elides:
+        return [shorter for found in words for shorter in _ELISION.split(found)]
+    return words
+
+
+def _split_contractions(word: str) -> list[str]:
+    """Words of an English word that may be two."""
     if word == "and/or":
         return [word]
     if word.isalpha():
@@ -234,11 +240,25 @@ def _split_middle(word: str) -> list[str]:
     for ending in _ENDINGS:
         if lower.endswith(ending) and lower[: -len(ending)] in _HAVE_ENDINGS:
             return [word[: -len(ending)], word[-len(ending) :]]
+    return [word]
+
+
+@cache
+def _infix_of(rules: WordRules) -> re.Pattern[str]:
+    """Return what is a word of its own within a piece."""
+    hyphen = _NO_HYPHEN if rules.keeps_hyphens else _HYPHEN
+    if rules.contracts:
+        hyphen = _HYPHEN_OF_ENGLISH
+    return re.compile(_INFIX + hyphen + _SLASH * (not rules.keeps_slashes))
+
+
+def _split_infixes(word: str, rules: WordRules) -> list[str]:
+    """Words around hyphens and the like."""
     if ("." in word or "/" in word) and len(word) <= 2048 and _URL.match(word):
         return [word]
     words = list[str]()
     done = 0
-    for found in _INFIX.finditer(word):
+    for found in _infix_of(rules).finditer(word):
         at, end = found.span()
         if at == 0 or (
             found[0] == "."

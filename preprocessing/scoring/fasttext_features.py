@@ -237,9 +237,9 @@ def find_features(
         are_special = look_up(texts.content, model, group, words)
         if not are_special and not model.max_subword:
             for i in range(words):
-                row = np.int32(group.values[i])
-                rows[np.uint64(features)] = row  # without a branch, which would often be mispredicted
-                features += row >= 0
+                word_row = np.int32(group.values[i])
+                rows[np.uint64(features)] = word_row  # without a branch, which would often be mispredicted
+                features += int(word_row >= 0)
             for i in range(words):
                 hashes[count + np.uint64(i)] = np.int32(group.hashes[i])
             count += np.uint64(words)

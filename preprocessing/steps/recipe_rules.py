@@ -29,7 +29,7 @@ class RecipeRules(DocumentStep):
 
     @property
     def version(self) -> int:
-        return 6
+        return 7
 
     @property
     def makes(self) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from gristmill_cli.preview import preview
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Mix, RunConfig, Tokenizer
 from preprocessing.filter_quality import filter_quality, removed_path
-from preprocessing.quality.languages import LanguageSplitter, read_table, split_any
+from preprocessing.quality.languages import LanguageSplitter, read_table, rules_of, split_any
 from preprocessing.quality.recipe import Bounds, LanguageBounds, load_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 from tests.preprocessing.test_decontaminate import write
@@ -105,6 +105,70 @@ def test_words_of_any_language() -> None:
     assert splitter.of("deu_Latn").split("im Haus").length.tolist() == [2, 4]  # in English im is i'm
     assert splitter.of("eng_Latn").split("im there").length.tolist() == WordSplitter().split("im there").length.tolist()
     assert WordSplitter().split("im Haus").length.tolist() == [1, 1, 4]
+
+
+WORDS_OF_DATATROVE = [  # 0.10.1, as its filters of these languages see them
+    (
+        "deu",
+        "Der Müller (und Helfer/innen) mahlt „feines“ Mehl; die E-Mail steht in Datei(en) --help.",
+        "Der|Müller|(|und|Helfer|/|innen|)|mahlt|„|feines|“|Mehl|;|die|E-Mail|steht|in|Datei|(|en|)|--help|.",
+    ),
+    (
+        "spa",
+        "¿Dónde está el molino-museo? ¡Aquí! Cuesta 3,50 € y abre de 9:00 a 14:00 (lunes-viernes).",
+        "¿|Dónde|está|el|molino-museo|?|¡|Aquí|!|Cuesta|3,50|€|y|abre|de|9:00|a|14:00|(|lunes-viernes|)|.",
+    ),
+    (
+        "nld",
+        "De molen/het huis in Noord-Holland draait 's ochtends; zie foto(s) en 'bijlage'.",
+        "De|molen/het|huis|in|Noord-Holland|draait|'s|ochtends|;|zie|foto|(|s|)|en|'|bijlage|'|.",
+    ),
+    (
+        "por",
+        "O moinho-de-vento fica perto; vê-lo é fácil: custa R$ 5,00/pessoa.",
+        "O|moinho-de-vento|fica|perto|;|vê-lo|é|fácil|:|custa|R$|5,00|/|pessoa|.",
+    ),
+    (
+        "rus",
+        "Мельница «Старая» работает с 8:00 до 17:00, кое-что мелют и/или продают (недорого).",
+        "Мельница|«|Старая|»|работает|с|8:00|до|17:00|,|кое|-|что|мелют|и|/|или|продают|(|недорого|)|.",
+    ),
+    (
+        "ces",
+        "Mlýn mele obilí česko-polské; viz http://mlyn.example/cesta a e-mail!",
+        "Mlýn|mele|obilí|česko|-|polské|;|viz|http://mlyn.example/cesta|a|e|-|mail|!",
+    ),
+    (
+        "ukr",
+        "Млин п'ять днів меле зерно, а хтось-таки купує (дешево).",
+        "Млин|п'ять|днів|меле|зерно|,|а|хтось|-|таки|купує|(|дешево|)|.",
+    ),
+    (
+        "tur",
+        "Değirmen Ali'nin köyünde; un/kepek 5,5 kg-lık torbalarda satılır.",
+        "Değirmen|Ali'nin|köyünde|;|un|/|kepek|5,5|kg|-|lık|torbalarda|satılır|.",
+    ),
+    ("hun", "A malom-tó partján/mellett áll; a liszt 5 kg-os.", "A|malom-tó|partján/mellett|áll|;|a|liszt|5|kg-os|."),
+    (
+        "fin",
+        "Mylly jauhaa viljaa/jauhoja; linja-auto tulee klo 9:30.",
+        "Mylly|jauhaa|viljaa|/|jauhoja|;|linja-auto|tulee|klo|9:30|.",
+    ),
+    ("ell", "Ο μύλος αλέθει σιτάρι-καλαμπόκι· «καλό» αλεύρι;", "Ο|μύλος|αλέθει|σιτάρι-καλαμπόκι|·|«|καλό|»|αλεύρι|;"),
+    (
+        "fra",
+        "L'eau qu'il faut n'est pas « loin » : l'équipe part à 10h30.",
+        "L'|eau|qu'|il|faut|n'|est|pas|«|loin|»|:|l'|équipe|part|à|10h30|.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("language", "text", "words"), WORDS_OF_DATATROVE)
+def test_words_are_datatroves_in_languages_with_spaces(language: str, text: str, words: str) -> None:
+    rules = rules_of(f"{language}_Latn")
+    assert "|".join(word for piece in text.split() for word in split_any(piece, rules)) == words
+    splitter = LanguageSplitter().of(f"{language}_Latn")
+    assert splitter.split(text).length.tolist() == [len(word) for word in words.split("|")]
 
 
 def test_each_document_is_judged_by_its_own_language(tmp_path: Path) -> None:
