@@ -25,7 +25,8 @@ from gristmill.counts import (
     list_faults,
 )
 from gristmill.errors import ConservationError, GristmillError, InputError, UsageError, require, wrap_read_errors
-from gristmill.io.token_shards import Manifest
+from gristmill.io.documents import folder_of
+from gristmill.io.token_shards import Manifest, SourceRecord
 from gristmill.paths import spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.wording import count_of
@@ -157,9 +158,20 @@ def build_funnel(stages: Sequence[Counts], manifests: dict[str, Manifest], warni
     whole.check_conserved("the whole run")
     tokens = dict[str, dict[str, int]]()
     for name, manifest in manifests.items():
-        tokens[name] = {source: record.tokens for source, record in manifest.of_folders().items()}
+        tokens[name] = {source: record.tokens for source, record in of_folders(manifest).items()}
     damaged = {name: damage.fault for name, damage in stages[0].damaged.items()}
     return Funnel(whole.tallies, tokens, damaged, list(warnings))
+
+
+def of_folders(manifest: Manifest) -> dict[str, SourceRecord]:
+    """Return the totals of each folder of the corpus: of the bands of its score, SOURCE/BAND, together."""
+    totals = dict[str, SourceRecord]()
+    for name, record in manifest.sources.items():
+        total = totals.setdefault(folder_of(name), SourceRecord())
+        total.documents += record.documents
+        total.tokens += record.tokens
+        total.bytes += record.bytes
+    return totals
 
 
 def check_counts_between(

@@ -139,6 +139,24 @@ class DocKey(NamedTuple):
         return source_of(self.file)
 
 
+def label_of(source: str, band: str) -> str:
+    """Return the name of a source of tokens: a folder of the corpus, or a band of its score, SOURCE/BAND.
+
+    >>> label_of("web", "high"), label_of("web", "")
+    ('web/high', 'web')
+    """
+    return f"{source}/{band}" if band else source
+
+
+def folder_of(label: str) -> str:
+    """Return the folder of the corpus that a source of tokens is of.
+
+    >>> folder_of("web/high"), folder_of("web")
+    ('web', 'web')
+    """
+    return label.partition("/")[0]
+
+
 def source_of(file: str) -> str:
     """Return the first folder of a path relative to the corpus root; 'corpus' for a file directly in the root."""
     source, slash, _ = file.partition("/")

@@ -80,24 +80,6 @@ class ShardRecord(msgspec.Struct, forbid_unknown_fields=True):
     sources_sha256: str = ""
 
 
-def label_of(source: str, band: str) -> str:
-    """Return the name of a source of tokens: a folder of the corpus, or a band of its score, SOURCE/BAND.
-
-    >>> label_of("web", "high"), label_of("web", "")
-    ('web/high', 'web')
-    """
-    return f"{source}/{band}" if band else source
-
-
-def folder_of(label: str) -> str:
-    """Return the folder of the corpus that a source of tokens is of.
-
-    >>> folder_of("web/high"), folder_of("web")
-    ('web', 'web')
-    """
-    return label.partition("/")[0]
-
-
 class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
     """Documents, tokens and UTF-8 bytes of one source, summed over all shards."""
 
@@ -143,16 +125,6 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
                 return []
             names.update(shard.sources)
         return sorted(names)
-
-    def of_folders(self) -> dict[str, SourceRecord]:
-        """Return the totals of each folder of the corpus: of the bands of its score, SOURCE/BAND, together."""
-        totals = dict[str, SourceRecord]()
-        for name, record in self.sources.items():
-            total = totals.setdefault(folder_of(name), SourceRecord())
-            total.documents += record.documents
-            total.tokens += record.tokens
-            total.bytes += record.bytes
-        return totals
 
     def save(self, folder: Path) -> None:
         """Write `folder/manifest.json` atomically."""

@@ -10,7 +10,7 @@ from gristmill.errors import UsageError
 from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.storage.files import is_file
-from gristmill_cli.funnel import TRAIN
+from gristmill_cli.funnel import TRAIN, of_folders
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.mix import DecideMix, differing_amount
 from gristmill_cli.stages.odd_files import odd_token_sizes
@@ -76,7 +76,7 @@ class Encode(StageSpec):
         asked_of_source = run.config.mix.tokens
         if not asked_of_source:
             return
-        totals = [Manifest.load(run.tokens(name)).of_folders() for name in (TRAIN, HELD_OUT)]
+        totals = [of_folders(Manifest.load(run.tokens(name))) for name in (TRAIN, HELD_OUT)]
         for source, asked in sorted(asked_of_source.items()):
             records = [of_folders[source] for of_folders in totals if source in of_folders]
             tokens = sum(record.tokens - record.documents for record in records)

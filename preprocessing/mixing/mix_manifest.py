@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from gristmill.errors import InputError, UsageError
+from gristmill.io.documents import label_of
 from gristmill.io.facts import SUFFIX, WrittenSlice
-from gristmill.io.token_shards import label_of
 from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write_bytes
 

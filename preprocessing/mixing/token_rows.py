@@ -18,14 +18,12 @@ from gristmill.counts import HELD_OUT, READ, WRITTEN, Counts
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result
 from gristmill.errors import InputError
-from gristmill.io.documents import Document, Slice
+from gristmill.io.documents import Document, Slice, folder_of, label_of
 from gristmill.io.readers import read_chosen
 from gristmill.io.token_shards import (
     ShardRecord,
     SourceRecord,
     TokenShardWriter,
-    folder_of,
-    label_of,
     token_dtype,
     write_sources,
 )
