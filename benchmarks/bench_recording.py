@@ -4,7 +4,7 @@
 
 Trains a Llama of two layers on random tokens: one copy plainly, one with sketches recorded, one with values kept. Their
 steps alternate, so that all meet the same disturbances. Activations are the inputs and outputs of modules and their
-gradients; the list of a recording (hashes, norms, sketches, placements) is what it keeps of them and of all else.
+gradients; the list of a recording (hashes, sketches, placements) is what it keeps of them and of all else.
 """
 
 import sys
@@ -23,7 +23,7 @@ import tyro
 
 from benchmarks.dedup_tables import markdown
 from gristmill.command import run_with_exit_code
-from gristmill_parity.recording import record
+from gristmill_parity.recording import RecordOptions, record
 from gristmill_parity.recording.files import RankRecording, Recording
 from gristmill_parity.recording.recorder import ACTIVATIONS
 from training.model.decoder import Decoder
@@ -97,7 +97,7 @@ def bench_recording(
         rows,
         [
             f"Activations {sizes.activations / 1e6:.1f} MB, all tensors {sizes.tensors / 1e6:.1f} MB; the list of "
-            f"hashes, norms and sketches {sizes.sketches / 1e6:.3f} MB: {sizes.share:.2%} of the activations."
+            f"hashes and sketches {sizes.sketches / 1e6:.3f} MB: {sizes.share:.2%} of the activations."
         ],
     )
 
@@ -110,7 +110,7 @@ def _trainer(
     model = Decoder(config).to(ids.device)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     if folder is not None:
-        stack.enter_context(record(model, folder, optimizer=optimizer, keep=keep))  # type: ignore[arg-type]
+        stack.enter_context(record(model, folder, optimizer=optimizer, options=RecordOptions(keep=keep)))  # type: ignore[arg-type]
     inputs = ids[:, :-1].contiguous()
     targets = ids[:, 1:].contiguous()
 

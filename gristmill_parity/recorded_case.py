@@ -1,17 +1,20 @@
 """Recorded case: a row of the certificate trains once more, with a recorder on this rank's part of the model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor, nn
 
 from gristmill_parity.cases import Case
+from gristmill_parity.recording.options import Place, RankLayout, RecordOptions
 from gristmill_parity.recording.perturb import Perturb
 from gristmill_parity.recording.placement import Box, Kind, Partial, Replicate, Shard
-from gristmill_parity.recording.recorder import ACTIVATIONS, MICRO_BATCH, MODEL, Place, Recorder, record
+from gristmill_parity.recording.recorder import ACTIVATIONS, MICRO_BATCH, MODEL, STATE, Recorder, record
 from gristmill_parity.worker import CaseRun
+from training.optim.optimizer import Optimizer
 from training.parallel.experiment import experiment_of
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline.pipeline_stages import PassOn, global_name
@@ -32,15 +35,11 @@ def record_case(case: Case, folder: Path, perturb: Perturb | None = None) -> Non
     run = CaseRun(case, scratch)
     model = run.model
     places = Places(model)
+    options = places.options("all", run.train_step.stability.scale)
     try:
-        with record(
-            model.parts, folder, axes=places.coordinates, placements=places, keep="all", perturb=perturb,
-            micro_batches=case.layout.micro_batches, loss_scale=run.train_step.stability.scale,
-            leave_out=(PassOn,), rename=places.rename,
-        ) as recorder:  # fmt: skip
-            for name, weight in held_values({p.name: p.local for p in model.params}).items():
-                recorder.write(name, "initial weight", weight, step=0)
-            run.plugins.plugins.append(_Recording(recorder, model))
+        with record(model.parts, folder, layout=places.layout(), options=options, perturb=perturb) as recorder:
+            write_initial_weights(recorder, model)
+            run.plugins.plugins.append(_Recording(recorder, model, run.optimizer))
             for step in range(1, STEPS + 1):
                 try:
                     run.step(step)
@@ -55,16 +54,36 @@ def record_case(case: Case, folder: Path, perturb: Perturb | None = None) -> Non
 class _Recording(Plugin):
     """Joins the trainer's step: the recorder sees complete gradients before an update, and weights after it."""
 
-    def __init__(self, recorder: Recorder, model: ParallelModel) -> None:
+    def __init__(self, recorder: Recorder, model: ParallelModel, optimizer: Optimizer) -> None:
         self.recorder = recorder
         self.model = model
+        self.optimizer = optimizer
 
     @contextmanager
     def update(self, loss_scale: float) -> Iterator[None]:
-        gradients = {p.name: p.local.grad for p in self.model.params}
-        self.recorder.after_backward({name: x / loss_scale for name, x in held_values(gradients).items()})
+        write_gradients(self.recorder, self.model, loss_scale)
         yield
-        self.recorder.after_step(held_values({p.name: p.local for p in self.model.params}))
+        write_update(self.recorder, self.model, self.optimizer)
+
+
+def write_initial_weights(recorder: Recorder, model: ParallelModel) -> None:
+    """Record the shards that this rank updates, before the first step."""
+    for name, weight in held_values({p.name: p.local for p in model.params}).items():
+        recorder.write(name, "initial weight", weight, step=0)
+
+
+def write_gradients(recorder: Recorder, model: ParallelModel, loss_scale: float) -> None:
+    """Record the complete gradients of the shards that this rank updates."""
+    gradients = held_values({p.name: p.local.grad for p in model.params})
+    recorder.after_backward({name: gradient / loss_scale for name, gradient in gradients.items()})
+
+
+def write_update(recorder: Recorder, model: ParallelModel, optimizer: Optimizer) -> None:
+    """Record the optimizer's state and the weights of the shards that this rank updates, after a step's update."""
+    for name, state in optimizer.moments().items():
+        for key, value in held_values(state).items():
+            recorder.write(name, f"{STATE} {key}", value)
+    recorder.after_step(held_values({p.name: p.local for p in model.params}))
 
 
 def held_values(values: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
@@ -103,6 +122,14 @@ class Places:
         self.tokens_inside: dict[str, Shard] = {
             "column" if name == "row" and self.is_cube else name: kind for name, kind in kinds.items()
         }
+
+    def layout(self) -> RankLayout:
+        """Return where this rank's pieces lie, for a recorder."""
+        return RankLayout(self.coordinates, placements=self, micro_batches=self.model.layout.micro_batches)
+
+    def options(self, keep: Literal["auto", "all"] | Sequence[str], loss_scale: float) -> RecordOptions:
+        """Return what a recorder records of the model."""
+        return RecordOptions(keep=keep, loss_scale=loss_scale, rename=self.rename, leave_out=(PassOn,))
 
     def rename(self, name: str) -> str:
         """Return a parameter's name in the unsplit model."""

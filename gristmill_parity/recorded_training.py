@@ -1,7 +1,9 @@
 """Recorded training: a run of the trainer records the tensors of some steps, for `gristmill check`.
 
-Further forward and backward passes of the same batch, without an update, have their rounding perturbed: how far their
-tensors are off is what rounding explains of another layout's.
+If the first step after a start is recorded, the same batch passes through the model three more times, without an
+update and with its rounding perturbed: how far those tensors are off is what rounding explains of another layout's. In
+later steps the weights of two layouts differ already, so that their recordings are compared only with those of the
+same layout, bit for bit.
 """
 
 import shutil
@@ -11,12 +13,11 @@ from pathlib import Path
 
 import torch
 
-from gristmill_parity.recorded_case import Places, held_values
-from gristmill_parity.recording.perturb import Perturb, reference_runs
+from gristmill_parity.recorded_case import Places, write_gradients, write_initial_weights, write_update
+from gristmill_parity.recording.perturb import ReferenceRun, reference_runs
 from gristmill_parity.recording.recorder import Recorder, record
 from training.distributed.process_group import main_only
 from training.model.batch import TokenBatch
-from training.parallel.pipeline.pipeline_stages import PassOn
 from training.plugin import Plugin
 from training.profiling.record_config import recording_of
 from training.run_plan import RunPlan
@@ -42,13 +43,18 @@ class StepRecorder(Plugin):
         self._step_files: ExitStack | None = None
         """Open while a recorded step is taken."""
         self._folder = Path()
+        self._first_step = 0
+        """The first step that this process takes; 0 before it."""
+        self._is_first = False
         self._recorder: Recorder | None = None
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
+        self._first_step = self._first_step or step
         if step not in self.config.steps:
             yield
             return
+        self._is_first = step == self._first_step
         self._folder = recording_of(self.trainer.config.out_dir, step)
         main_only(lambda: shutil.rmtree(self._folder, ignore_errors=True))  # of more ranks, before a resume
         with ExitStack() as self._step_files:
@@ -59,47 +65,36 @@ class StepRecorder(Plugin):
     def before_backward(self, batch: TokenBatch, scale: float) -> None:
         if self._step_files is None:
             return
-        for run in reference_runs(self._folder, self.trainer.config.precision):
-            if run.perturb is None:
-                continue
-            if self._copies_choose_experts:
-                break
-            with self._record(run.folder, run.perturb) as recorder:
-                self._write_initial_weights(recorder)
-                self.model.forward_backward(batch, scale)
-                self._write_gradients(recorder)
-            self.trainer.optimizer.zero_grad()
-            self.model.discard_pass()
-        base = next(run for run in reference_runs(self._folder, self.trainer.config.precision) if run.perturb is None)
-        self._recorder = self._step_files.enter_context(self._record(base.folder, None))
-        self._write_initial_weights(self._recorder)
+        base, *perturbed = reference_runs(self._folder, self.trainer.config.precision)
+        if self._is_first and not self._copies_choose_experts:
+            for run in perturbed:
+                self._record_perturbed(run, batch, scale)
+        self._recorder = self._step_files.enter_context(self._record(base))
+        write_initial_weights(self._recorder, self.model)
 
     @contextmanager
     def update(self, loss_scale: float) -> Iterator[None]:  # noqa: ARG002
         if self._recorder is None:
             yield
             return
-        self._write_gradients(self._recorder)
+        write_gradients(self._recorder, self.model, self.trainer.stability.scale)
         yield
-        self._recorder.after_step(held_values({p.name: p.local for p in self.model.params}))
+        write_update(self._recorder, self.model, self.trainer.optimizer)
+
+    def _record_perturbed(self, run: ReferenceRun, batch: TokenBatch, scale: float) -> None:
+        """Record a forward and backward pass with noise, and forget its gradients."""
+        with self._record(run) as recorder:
+            write_initial_weights(recorder, self.model)
+            self.model.forward_backward(batch, scale)
+            write_gradients(recorder, self.model, self.trainer.stability.scale)
+        self.trainer.optimizer.zero_grad()
+        self.model.discard_pass()
 
     @property
     def _copies_choose_experts(self) -> bool:
         """True where ranks that share tokens choose experts: perturbed by each, they might choose otherwise."""
         return self.model.routing is not None and (self.model.layout.tp > 1 or self.places.is_grid)
 
-    def _record(self, folder: Path, perturb: Perturb | None) -> AbstractContextManager[Recorder]:
-        return record(
-            self.model.parts, folder, axes=self.places.coordinates, placements=self.places,
-            keep=self.config.keep or "auto", perturb=perturb, micro_batches=self.model.layout.micro_batches,
-            loss_scale=self.trainer.stability.scale, leave_out=(PassOn,), rename=self.places.rename,
-        )  # fmt: skip
-
-    def _write_initial_weights(self, recorder: Recorder) -> None:
-        for name, weight in held_values({p.name: p.local for p in self.model.params}).items():
-            recorder.write(name, "initial weight", weight, step=0)
-
-    def _write_gradients(self, recorder: Recorder) -> None:
-        loss_scale = self.trainer.stability.scale
-        gradients = held_values({p.name: p.local.grad for p in self.model.params})
-        recorder.after_backward({name: gradient / loss_scale for name, gradient in gradients.items()})
+    def _record(self, run: ReferenceRun) -> AbstractContextManager[Recorder]:
+        options = self.places.options(self.config.keep or "auto", self.trainer.stability.scale)
+        return record(self.model.parts, run.folder, layout=self.places.layout(), options=options, perturb=run.perturb)

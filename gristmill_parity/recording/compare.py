@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +32,14 @@ class _Measured:
 def compare(reference: str | Path, run: str | Path, leave_out: Sequence[str] = ()) -> Verdict:
     """Compare the recording of a run with that of its reference: the first tensor in order of computation that differs.
 
-    `leave_out`: kinds of tensors that are not compared, such as "weight".
+    `leave_out`: patterns of the kinds of tensors that are not compared, such as "weight" or "state *".
     Raises RecordingError, of one sentence, for recordings that cannot be compared.
     """
     with np.errstate(all="ignore"):  # values of a wrong run may be any
         wrong = Recording(run)
-        wrong.tensors = {key: pieces for key, pieces in wrong.tensors.items() if key.kind not in leave_out}
+        for key in list(wrong.tensors):
+            if any(fnmatchcase(key.kind, pattern) for pattern in leave_out):
+                del wrong.tensors[key]
         return _compare(Reference(Path(reference), wrong), wrong)
 
 

@@ -1,20 +1,22 @@
 """Files of a recording: a rank's list of tensors with their places, and their values one after the other."""
 
+import base64
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gristmill_parity.recording.placement import Coordinates, Runs, TensorPiece
-from gristmill_parity.recording.sketch import hash_of, norm_of, sketch_of
+from gristmill_parity.recording.sketch import hash_of, octets_of, sketch_of
 
-FORMAT = 1
+FORMAT = 2
 _HEADER = "rank-{:05}.json"
 _VALUES = "rank-{:05}.values"
 
@@ -47,7 +49,6 @@ class Entry:
     """Of the values that the rank has."""
     piece: TensorPiece
     hash: int
-    norm: float
     sketch: tuple[float, ...]
     offset: int
     """Of the values in the file, in bytes; -1 if they were not kept."""
@@ -63,8 +64,8 @@ _Bits = tuple[int, str, tuple[int, ...], tuple[Runs, ...], tuple[int, ...]]
 class _Summary:
     """What is kept of a tensor. An output that is the next module's input has one, as have weights that stay."""
 
-    text: str
-    """Norm and sketch, as JSON."""
+    sketch: str
+    """In base64; empty for integers."""
     offset: int = -1
     """Of the values in the file; -1 until they are kept."""
 
@@ -87,8 +88,7 @@ class Writer:
         self._earlier: dict[_Bits, _Summary] = {}
 
     def write(self, key: Key, call: int, values: Tensor, piece: TensorPiece, keeps: bool, again: bool = False) -> None:
-        """Add a tensor: its hash, norm and sketch, and its values if it `keeps` them."""
-        values = values.detach()
+        """Add a tensor: its hash and sketch, and its values if it `keeps` them."""
         dtype = str(values.dtype).removeprefix("torch.")
         shape = tuple(values.shape)
         if key.step != self._step:
@@ -97,24 +97,16 @@ class Writer:
             self._summaries = {}
         digest = hash_of(values)
         bits = (digest, dtype, shape, piece.index, piece.shape)
-        summary = self._summaries.get(bits) or self._earlier.get(bits) or self._summary(values, piece)
+        summary = self._summaries.get(bits) or self._earlier.get(bits) or _Summary(_encoded_sketch(values, piece))
         self._summaries[bits] = summary
         if keeps and summary.offset < 0:
             summary.offset = self._values.tell()
-            self._values.write(_octets(values).data)
+            _write_values(self._values, values)
         offset = summary.offset if keeps else -1
-        named = [key.step, key.name, key.kind, call, dtype, shape]
-        described = json.dumps([*named, piece.as_json(), digest])
-        self._entries.append(f"{described[:-1]}, {summary.text}, {offset}, {json.dumps(again)}]")
-
-    @staticmethod
-    def _summary(values: Tensor, piece: TensorPiece) -> "_Summary":
-        if not values.is_floating_point():
-            return _Summary("0.0, []")
-        wide = values if values.dtype in (torch.float32, torch.float64) else values.float()
-        norm = norm_of(wide) if values.numel() else 0.0
-        sketch = sketch_of(wide, piece.index, piece.shape).tolist()
-        return _Summary(f"{json.dumps(norm)}, {json.dumps(sketch)}")
+        self._entries.append(
+            f'[{key.step}, {_as_json(key.name)}, {_as_json(key.kind)}, {call}, "{dtype}", {list(shape)}, '
+            f'{piece.as_json}, {digest}, "{summary.sketch}", {offset}, {str(again).lower()}]'
+        )
 
     def close(self) -> None:
         """Write the list of tensors; a recording without it is incomplete."""
@@ -138,13 +130,45 @@ class Writer:
             self._values.close()
 
 
-def _octets(values: Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor's values as they are written: those of 16 bits as float32."""
-    wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-    # a copy: torch resizes no storage that numpy has seen, as FSDP does with gathered parameters
-    copied = wide.to("cpu", copy=True, memory_format=torch.contiguous_format)
-    octets: np.ndarray[Any, Any] = copied.numpy().reshape(-1).view(np.uint8)
-    return octets
+_as_json = functools.lru_cache(maxsize=65_536)(json.dumps)
+"""Names and kinds recur in every step."""
+_AS_THEY_ARE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Floating types whose values are written as they are; of others, as those of 8 bits, float32."""
+
+
+def _encoded_sketch(values: Tensor, piece: TensorPiece) -> str:
+    if not values.is_floating_point():
+        return ""
+    return base64.b64encode(sketch_of(values, piece.index, piece.shape).tobytes()).decode()
+
+
+def _decoded_sketch(text: str) -> tuple[float, ...]:
+    return tuple(np.frombuffer(base64.b64decode(text)).tolist())
+
+
+def _write_values(file: BinaryIO, values: Tensor) -> None:
+    """Write the values of a tensor one after the other."""
+    is_wide = values.is_floating_point() and values.dtype not in _AS_THEY_ARE
+    exact = values.float() if is_wide else values
+    on_cpu = exact.cpu().contiguous()
+    file.write(octets_of(on_cpu).data)
+
+
+def _read_values(path: Path, entry: Entry) -> np.ndarray[Any, Any] | None:
+    """Return the values of a tensor: float64, or integers as they are; None if the file ends within them."""
+    # numpy has no bfloat16: its 16 bits are the first half of a float32's
+    stored = {"bfloat16": "uint16"}.get(entry.dtype, "float32" if entry.dtype.startswith("float8") else entry.dtype)
+    dtype = np.dtype(stored)
+    count = int(np.prod(entry.shape, dtype=np.int64))
+    with path.open("rb") as file:
+        file.seek(entry.offset)
+        read = np.fromfile(file, dtype, count)
+    if len(read) != count:
+        return None
+    if entry.dtype == "bfloat16":
+        read = (read.astype(np.uint32) << 16).view(np.float32)
+    exact = read.astype(np.float64) if read.dtype.kind == "f" else read
+    return exact.reshape(entry.shape)
 
 
 class RankRecording:
@@ -158,24 +182,18 @@ class RankRecording:
 
     def values(self, entry: Entry) -> np.ndarray[Any, Any]:
         """Return the values of a tensor: float64, or integers as they are."""
-        dtype = np.dtype("float32" if entry.dtype in ("bfloat16", "float16") else entry.dtype)
-        count = int(np.prod(entry.shape, dtype=np.int64))
-        with (self.folder / _VALUES.format(self.rank)).open("rb") as file:
-            file.seek(entry.offset)
-            read = np.fromfile(file, dtype, count)
-        if len(read) != count:
-            raise RecordingError(
-                f"{self.folder / _VALUES.format(self.rank)} ends within {entry.key}; record rank {self.rank} again"
-            )
-        wide = read.astype(np.float64) if dtype.kind == "f" else read
-        return wide.reshape(entry.shape)
+        path = self.folder / _VALUES.format(self.rank)
+        values = _read_values(path, entry)
+        if values is None:
+            raise RecordingError(f"{path} ends within {entry.key}; record rank {self.rank} again")
+        return values
 
 
 def _read_entries(rows: list[list[Any]]) -> Iterator[Entry]:
-    for step, name, kind, call, dtype, shape, piece, digest, norm, sketch, offset, again in rows:
+    for step, name, kind, call, dtype, shape, piece, digest, sketch, offset, again in rows:
         key = Key(step, name, kind)
         place = TensorPiece.from_json(piece)
-        yield Entry(key, call, dtype, tuple(shape), place, digest, norm, tuple(sketch), offset, again)
+        yield Entry(key, call, dtype, tuple(shape), place, digest, _decoded_sketch(sketch), offset, again)
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,8 @@ def _zero_term(evidence: Evidence) -> Pattern | None:
     """Return a sum of which one rank's term, or one micro-batch's, is zero."""
     terms = [held for copy in evidence.copies for held in copy.held]
     for axis in evidence.partial:
-        zero = {coordinate(held, axis) for held in terms if not held.entry.norm}
-        others = {coordinate(held, axis) for held in terms if held.entry.norm}
+        zero = {coordinate(held, axis) for held in terms if not any(held.entry.sketch)}
+        others = {coordinate(held, axis) for held in terms if any(held.entry.sketch)}
         if zero and others and not zero & others:
             named = ", ".join(map(str, sorted(zero)))
             sentence = (

@@ -1,6 +1,7 @@
 """Placement: the piece of a global tensor that a rank has, by the axes of the mesh of ranks."""
 
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -70,8 +71,9 @@ class TensorPiece:
         """Return the global indices of the piece along each dimension."""
         return [expand_runs(runs) for runs in self.index]
 
-    def as_json(self) -> list[Any]:
-        return [self.shape, self.index, dict(self.shards), dict(self.partial), self.replicated]
+    @functools.cached_property
+    def as_json(self) -> str:
+        return json.dumps([self.shape, self.index, dict(self.shards), dict(self.partial), self.replicated])
 
     @classmethod
     def from_json(cls, values: list[Any]) -> "TensorPiece":

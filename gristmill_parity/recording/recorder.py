@@ -1,35 +1,26 @@
 """Recorder: hooks on a model's modules, parameters and optimizer that write what passes to a rank's recording."""
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 from torch.utils.module_tracker import ModuleTracker
 
 from gristmill_parity.recording.files import Key, RecordingError, Writer
+from gristmill_parity.recording.options import Place, RankLayout, RecordOptions
 from gristmill_parity.recording.perturb import Noise, Perturb
-from gristmill_parity.recording.placement import (
-    Box,
-    Coordinates,
-    Kind,
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    coordinates_of_mesh,
-    piece_of,
-)
+from gristmill_parity.recording.placement import Box, Kind, Partial, Placement, Replicate, Shard, piece_of
 
 MICRO_BATCH = "micro-batch"
 """The axis of what a rank computes one after the other, and sums."""
@@ -39,13 +30,11 @@ SMALL_BYTES = 32 << 20
 """Of parameters: of a model that has no more, every tensor is kept whole by default."""
 ACTIVATIONS = ("input", "output", "input gradient", "output gradient")
 PARAMETERS = ("initial weight", "used weight", "own gradient", "gradient", "weight")
+STATE = "state"
+"""Begins the kinds of tensors of an optimizer's state, as "state exp_avg"."""
+OPTIMIZER = "optimizer"
+"""The name of what an optimizer's state has of no parameter."""
 _WRAPPERS = re.compile(r"(^|\.)(module(?=\.|$)|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
-
-Place = Placement | Box | None
-"""Where the values lie in the whole tensor; None: not recorded."""
-PlacementRule = Callable[[str, str, Tensor], Place]
-"""The place of a tensor, by a module's or parameter's name and one of ACTIVATIONS or PARAMETERS."""
-Placements = Mapping[str, Place] | PlacementRule
 
 
 @contextmanager
@@ -54,66 +43,28 @@ def record(
     folder: str | Path,
     *,
     optimizer: torch.optim.Optimizer | None = None,
-    axes: Coordinates | DeviceMesh | None = None,
-    activations: Placement | None = None,
-    placements: Placements | None = None,
-    names: Sequence[str] = ("*",),
-    micro_batches: int = 1,
-    mean_over: Sequence[str] = (),
-    loss_scale: float = 1.0,
-    keep: Literal["auto", "all", "nothing"] | Sequence[str] = "auto",
+    layout: RankLayout | None = None,
+    options: RecordOptions | None = None,
     perturb: Perturb | None = None,
-    leave_out: tuple[type[nn.Module], ...] = (),
-    rename: Callable[[str], str] = lambda name: name,
-    rank: int | None = None,
-    ranks: int | None = None,
 ) -> Iterator["Recorder"]:
     """Record the tensors of a model while it trains, for `compare`; every rank of the run calls it.
 
     Inputs, outputs and their gradients of every module; of every parameter the weights as modules use them, the
-    gradient before and after reduction, and the weights after the step. What a DTensor is, it says itself.
+    gradient before and after reduction, the weights after the step, and what the optimizer's state has of it.
 
     Args:
         model: The model, or the pipeline stages that this rank has.
         folder: Where the recording goes; the same for all ranks.
         optimizer: Its steps end the recorder's; without it call `after_backward` and `after_step`.
-        axes: This rank's index along each axis of the mesh of ranks, and the axis's size; or a DeviceMesh.
-        activations: What the axes do to activations: {"dp": Shard(0)} where ranks have other sequences.
-        placements: Of tensors for which that is not so, by a pattern for "NAME KIND", as {"head output": {"dp":
-            Partial()}}; None: not recorded. The first that fits counts. Or a function of name, kind and tensor.
-        names: Patterns of the modules and parameters to record.
-        micro_batches: How often a module is called in a step, each time with further sequences of the batch.
-        mean_over: Axes whose ranks each take the mean loss of their own sequences, and then average gradients, as
-            DDP and FSDP do by default.
-        loss_scale: Factor of the loss in the backward pass, which gradients are divided by.
-        keep: Which values are kept whole, beside hash, norm and sketch: by default those of a model of up to 32 MiB;
-            or "all", "nothing", or patterns for "NAME KIND".
+        layout: How the ranks divide tensors; not needed in one process.
+        options: What is recorded, and under which names.
         perturb: Add noise, as `reference_runs` says.
-        leave_out: Classes of modules that are not recorded: those that stand for a module of another rank.
-        rename: A module's or parameter's name on the other side, from its name here.
-        rank: This rank's number; by default of the default process group, else 0.
-        ranks: The number of ranks.
     """
-    own_rank = 0 if rank is None else rank
-    size = 1 if ranks is None else ranks
-    if rank is None and ranks is None and dist.is_available() and dist.is_initialized():
-        own_rank = dist.get_rank()
-        size = dist.get_world_size()
+    layout = layout or RankLayout()
     parts = [model] if isinstance(model, nn.Module) else list(model)
-    coordinates = dict(coordinates_of_mesh(axes) if isinstance(axes, DeviceMesh) else (axes or {}))
-    for parameter in (p for part in parts for p in part.parameters()):
-        if isinstance(parameter, DTensor):
-            coordinates = {**coordinates_of_mesh(parameter.device_mesh), **coordinates}
-    with Writer(Path(folder), own_rank, size, coordinates) as writer:
-        recorder = Recorder(writer, parts, coordinates, activations or {}, placements or {})
-        recorder.names = tuple(names)
-        recorder.leave_out = leave_out
-        recorder.micro_batches = micro_batches
-        recorder.mean_over = tuple(name for name in mean_over if name in coordinates)
-        recorder.loss_scale = loss_scale
-        recorder.keep = _patterns_kept(parts, keep)
-        recorder.noise = None if perturb is None else Noise(perturb)
-        recorder.rename = rename
+    rank, size = layout.rank_and_size()
+    with Writer(Path(folder), rank, size, layout.coordinates(parts)) as writer:
+        recorder = Recorder(writer, parts, layout, options or RecordOptions(), perturb)
         try:
             recorder.start(optimizer)
             yield recorder
@@ -122,11 +73,12 @@ def record(
 
 
 def _patterns_kept(parts: Sequence[nn.Module], keep: str | Sequence[str]) -> tuple[str, ...]:
+    """Return patterns of the tensors that are kept whole."""
     if not isinstance(keep, str):
         return tuple(keep)
     total = sum(p.numel() * p.element_size() for part in parts for p in part.parameters())
-    whole = keep == "all" or (keep == "auto" and total <= SMALL_BYTES)
-    return ("*",) if whole else ()
+    is_whole = keep == "all" or (keep == "auto" and total <= SMALL_BYTES)
+    return ("*",) if is_whole else ()
 
 
 class Recorder:
@@ -136,28 +88,29 @@ class Recorder:
         self,
         writer: Writer,
         parts: Sequence[nn.Module],
-        axes: Coordinates,
-        activations: Placement,
-        placements: Placements,
+        layout: RankLayout,
+        options: RecordOptions,
+        perturb: Perturb | None,
     ) -> None:
         self.writer = writer
         self.parts = parts
-        self.axes = axes
-        self.activations = activations
-        self.placements = placements
-        self.names: tuple[str, ...] = ("*",)
-        self.leave_out: tuple[type[nn.Module], ...] = ()
-        self.micro_batches = 1
-        self.mean_over: tuple[str, ...] = ()
-        self.loss_scale = 1.0
-        self.keep: tuple[str, ...] = ()
-        self.noise: Noise | None = None
-        self.rename: Callable[[str], str] = lambda name: name
+        self.axes = writer.axes
+        self.layout = layout
+        self.options = options
+        self.mean_over = [axis for axis in layout.mean_over if axis in self.axes]
+        self.noise = None if perturb is None else Noise(perturb)
+        self.optimizer: torch.optim.Optimizer | None = None
         self.step = 1
+        self._kept = _patterns_kept(parts, options.keep)
         self._calls = Counter[tuple[str, str]]()
         self._used = set[str]()
         self._pass = ModuleTracker()
         self._handles: list[Any] = []
+        # names recur in every step
+        self._name_of = functools.cache(lambda raw: options.rename(clean_name(raw)))
+        self._is_asked = functools.cache(functools.partial(_fits, options.names))
+        self._is_kept = functools.cache(functools.partial(_fits, self._kept))
+        self._place_by_pattern = functools.cache(self._find_place)
 
     def start(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Record the initial weights, and register the hooks."""
@@ -169,7 +122,7 @@ class Recorder:
         for part in self.parts:
             seen = set[int]()
             for name, module in part.named_modules():
-                if id(module) in seen or isinstance(module, self.leave_out):
+                if id(module) in seen or isinstance(module, self.options.leave_out):
                     continue
                 seen.add(id(module))
                 self._hook_module(clean_name(name), module)
@@ -189,10 +142,11 @@ class Recorder:
 
     def after_step(self, weights: Mapping[str, Tensor] | None = None) -> None:
         """Record the weights after an update, by default the parameters; the next step begins."""
+        if self.optimizer is not None:
+            for (name, kind), value in self._state_of(self.optimizer):
+                self._write(self.step, name, kind, value)
         for name, value in self._values(weights, "data"):
             self._write(self.step, name, "weight", value)
-        if self.optimizer is not None:
-            self._write_moments(self.optimizer)
         self.step += 1
         self._calls.clear()
         self._used.clear()
@@ -207,24 +161,43 @@ class Recorder:
         held = ((name, getattr(p, attribute)) for name, p in self._parameters())
         return ((name, value) for name, value in held if value is not None)
 
-    def _write_moments(self, optimizer: torch.optim.Optimizer) -> None:
-        for name, parameter in self._parameters():
-            for kind, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim:
-                    self._write(self.step, name, f"moment {kind}", value)
+    def _state_of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[str, str], Tensor]]:
+        """Yield name, kind and value of each tensor of an optimizer's state, of whichever optimizer."""
+        names = {id(parameter): (name, parameter) for name, parameter in self._parameters()}
+        of_others = {id(p) for part in self.parts for p in part.parameters()} - names.keys()
+        for owner, state in optimizer.state.items():
+            if id(owner) in of_others:  # parameters that are not recorded
+                continue
+            name, parameter = names.get(id(owner), (OPTIMIZER, None))
+            owner_key = () if isinstance(owner, Tensor) else (str(owner),)
+            for path, value in tree_flatten_with_path(state)[0]:
+                if not isinstance(value, Tensor):
+                    continue
+                keys = [str(getattr(step, "key", getattr(step, "idx", step))) for step in path]
+                kind = " ".join([STATE, ".".join([*owner_key, *keys])])
+                if self._has_place(name, kind, value, parameter):
+                    yield (name, kind), value
+
+    def _has_place(self, name: str, kind: str, value: Tensor, parameter: Tensor | None) -> bool:
+        """False of what has another shape than its parameter, which ranks divide: where it lies is not known."""
+        if isinstance(value, DTensor) or value.numel() == 1:
+            return True
+        if parameter is not None and value.shape == parameter.shape:
+            return not isinstance(parameter, DTensor)
+        place = self._place(name, kind, value)
+        placement = place.placement if isinstance(place, Box) else place or {}
+        is_divided = any(isinstance(kind_of_axis, Shard) for kind_of_axis in placement.values())
+        return not isinstance(parameter, DTensor) and not is_divided
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for part in self.parts:
             for raw, parameter in part.named_parameters():
-                name = self.rename(clean_name(raw))
+                name = self._name_of(raw)
                 if self._is_asked(name):
                     yield name, parameter
 
-    def _is_asked(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self.names)
-
     def _hook_module(self, name: str, module: nn.Module) -> None:
-        shown = self.rename(name) or MODEL
+        shown = self._name_of(name) or MODEL
         if not self._is_asked(shown):
             return
         leaves = [(leaf, f"{name}.{leaf}" if name else leaf) for leaf in module._parameters]
@@ -238,10 +211,8 @@ class Recorder:
                 return
             again = self._pass.is_bw
             call = self._calls[shown, "output"] if not again else self._calls[shown, "again"]
-            tensor = _first(tree_leaves((args, kwargs)), torch.is_floating_point)
-            if tensor is None and shown == MODEL:
-                tensor = _first(tree_leaves((args, kwargs)), lambda x: x.dtype == torch.int64)
-            if tensor is not None and (shown != MODEL or not tensor.is_floating_point()):
+            tensor = _input_of(args, kwargs, shown == MODEL)
+            if tensor is not None:
                 self._activation(shown, "input", tensor, call, again)
             if not again:
                 self._write_used(module, own)
@@ -253,17 +224,21 @@ class Recorder:
             counted = "again" if again else "output"
             call = self._calls[shown, counted]
             self._calls[shown, counted] += 1
-            leaves_of, structure = tree_flatten(output)
+            leaves_of, structure = ([output], None) if isinstance(output, Tensor) else tree_flatten(output)
             tensor = _first(leaves_of, torch.is_floating_point)
             if not again:
                 self._write_used(module, leaves)
             if tensor is None:
                 return None
-            if self.noise is not None:
-                place = next(i for i, leaf in enumerate(leaves_of) if leaf is tensor)
-                leaves_of[place] = tensor = self.noise.rounded(tensor)
-            self._activation(shown, "output", tensor, call, again)
-            return None if self.noise is None else tree_unflatten(leaves_of, structure)
+            if self.noise is None:
+                self._activation(shown, "output", tensor, call, again)
+                return None
+            rounded = self.noise.rounded(tensor)
+            self._activation(shown, "output", rounded, call, again)
+            if structure is None:
+                return rounded
+            changed = [rounded if leaf is tensor else leaf for leaf in leaves_of]
+            return tree_unflatten(changed, structure)
 
         self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         # before hooks that were there: tensor parallelism's turn DTensors into plain tensors
@@ -277,7 +252,7 @@ class Recorder:
     def _write_used(self, module: nn.Module, leaves: Sequence[tuple[str, str]]) -> None:
         """Record the weights as this module uses them, once a step."""
         for leaf, raw in leaves:
-            name = self.rename(clean_name(raw))
+            name = self._name_of(raw)
             if name in self._used or not self._is_asked(name):
                 continue
             owner, _, attribute = leaf.rpartition(".")
@@ -311,38 +286,45 @@ class Recorder:
 
         return on_gradient
 
-    @torch.no_grad()
     def _write(self, step: int, name: str, kind: str, tensor: Tensor, call: int = 0, again: bool = False) -> None:
+        micro_batches = self.layout.micro_batches
         of_batch = kind in ACTIVATIONS or kind == "own gradient"
-        call = min(call, self.micro_batches - 1) if again else call
-        if call >= self.micro_batches and of_batch:
+        call = min(call, micro_batches - 1) if again else call
+        if call >= micro_batches and of_batch:
             kind = f"{kind} (call {call + 1})"
             call = 0
         place = self._place(name, kind, tensor)
         if place is None:
             return
-        axes = dict(self.axes)
-        if self.micro_batches > 1 and of_batch:
-            axes[MICRO_BATCH] = (call, self.micro_batches)
+        axes = self.axes
+        if micro_batches > 1 and of_batch:
+            axes = {**axes, MICRO_BATCH: (call, micro_batches)}
             place = self._with_micro_batch(place, kind)
-        scale = self.loss_scale if kind.endswith("gradient") and (of_batch or kind == "own gradient") else 1.0
-        if kind.startswith(("input gradient", "output gradient")):
-            for axis in self.mean_over:
-                scale *= self.axes[axis][1]
         try:
-            values, piece = piece_of(tensor, place, axes)
+            values, piece = piece_of(tensor.detach(), place, axes)
         except (ValueError, IndexError) as error:
             raise RecordingError(
                 f"{name} {kind} has shape {tuple(tensor.shape)} on rank {self.writer.rank}, which its placement "
                 f"{place} does not fit ({error}); give another one in placements"
             ) from error
+        if isinstance(values, AsyncCollectiveTensor):  # of torch's tensor parallelism: not received yet
+            values = values.wait()
+        scale = self._scale_of(kind) if kind.endswith("gradient") and of_batch else 1.0
         if scale != 1.0:
             values = values / scale
-        keeps = any(fnmatchcase(f"{name} {kind}", pattern) for pattern in self.keep)
+        keeps = self._is_kept(f"{name} {kind}")
         # modes of activation checkpointing would keep what is computed here; to look for them there costs 50 µs
         has_modes = torch._C._len_torch_dispatch_stack() > 0
         with _disable_current_modes() if has_modes else nullcontext():
             self.writer.write(Key(step, name, kind), call, values, piece, keeps, again)
+
+    def _scale_of(self, kind: str) -> float:
+        """Return the factor that a gradient of the backward pass has, of a mean over ranks and of the loss's scale."""
+        scale = self.options.loss_scale
+        if kind.startswith(("input", "output")):
+            for axis in self.mean_over:
+                scale *= self.axes[axis][1]
+        return scale
 
     @staticmethod
     def _with_micro_batch(place: Placement | Box, kind: str) -> Placement | Box:
@@ -352,19 +334,29 @@ class Recorder:
         return place if MICRO_BATCH in place else {**place, MICRO_BATCH: own}
 
     def _place(self, name: str, kind: str, tensor: Tensor) -> Place:
-        if callable(self.placements):
-            return self.placements(name, kind, tensor)
-        tried = [kind, kind.removesuffix(" gradient")] if kind.startswith(("input", "output")) else [kind]
-        for each in tried:
-            for pattern, place in self.placements.items():
-                if fnmatchcase(f"{name} {each}", pattern):
+        placements = self.layout.placements
+        return placements(name, kind, tensor) if callable(placements) else self._place_by_pattern(name, kind)
+
+    def _find_place(self, name: str, kind: str) -> Place:
+        placements = self.layout.placements
+        assert not callable(placements)
+        of_activation = kind.startswith(("input", "output"))
+        tried = [kind, kind.removesuffix(" gradient")] if of_activation else [kind]
+        for tried_kind in tried:
+            for pattern, place in placements.items():
+                if fnmatchcase(f"{name} {tried_kind}", pattern):
                     return place
-        if kind.startswith(("input", "output")):
-            return self.activations
-        divided = {axis for axis, placed in self.activations.items() if isinstance(placed, Shard)}
+        activations = self.layout.activations
+        if of_activation:
+            return activations
+        divided = {axis for axis, placed in activations.items() if isinstance(placed, Shard)}
         if kind.startswith("own gradient"):
             return {axis: _term(axis in divided, axis in self.mean_over) for axis in self.axes}
         return dict.fromkeys(self.axes, Replicate())
+
+
+def _fits(patterns: Sequence[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _term(is_divided: bool, is_mean: bool) -> Kind:
@@ -377,6 +369,17 @@ def _term(is_divided: bool, is_mean: bool) -> Kind:
 def clean_name(name: str) -> str:
     """Return a module's or parameter's name without what wrappers add: DDP, FSDP, torch.compile, checkpointing."""
     return _WRAPPERS.sub(r"\1", name).replace("..", ".").strip(".")
+
+
+def _input_of(args: Any, kwargs: Any, of_model: bool) -> Tensor | None:
+    """Return the first input of floating type; of the whole model its token ids, if it has no such input."""
+    if args and not of_model and isinstance(args[0], Tensor) and args[0].is_floating_point():
+        return args[0]
+    leaves = tree_leaves((args, kwargs))
+    tensor = _first(leaves, torch.is_floating_point)
+    if not of_model:
+        return tensor
+    return _first(leaves, lambda leaf: leaf.dtype == torch.int64) if tensor is None else None
 
 
 def _first(leaves: Iterable[Any], accepts: Callable[[Tensor], bool]) -> Tensor | None:

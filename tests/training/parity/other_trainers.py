@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gristmill_parity.recording import Partial, Perturb, Replicate, Shard, record
-from gristmill_parity.recording.recorder import Place
+from gristmill_parity.recording import Partial, Perturb, RankLayout, RecordOptions, Replicate, Shard, record
+from gristmill_parity.recording.options import Place
 
 VOCABULARY, SEQUENCES, TOKENS, WIDTH = 61, 8, 10, 32
 STEPS = 2
@@ -55,11 +55,11 @@ def train_llama(model: Any, optimizer: torch.optim.Optimizer, rows: slice = slic
 def llama_reference(folder: Path, perturb: Perturb | None) -> None:
     model = llama()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with record(model, folder, optimizer=optimizer, perturb=perturb, names=LLAMA_NAMES):
+    with record(model, folder, optimizer=optimizer, perturb=perturb, options=LLAMA):
         train_llama(model, optimizer)
 
 
-LLAMA_NAMES = ("model.embed_tokens*", "model.layers*", "model.norm*", "lm_head*")
+LLAMA = RecordOptions(names=("model.embed_tokens*", "model.layers*", "model.norm*", "lm_head*"))
 
 
 def llama_place(name: str, kind: str, tensor: Tensor) -> Place:
@@ -101,9 +101,8 @@ def fsdp_with_tp(folder: Path, fault: str = "", dp: int = 2, tp: int = 2) -> Non
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rank = mesh["dp"].get_local_rank()
     rows = slice(rank * SEQUENCES // dp, (rank + 1) * SEQUENCES // dp)
-    with record(
-        model, folder, optimizer=optimizer, axes=mesh, placements=llama_place, mean_over=["dp"], names=LLAMA_NAMES
-    ):
+    layout = RankLayout(axes=mesh, placements=llama_place, mean_over=["dp"])
+    with record(model, folder, optimizer=optimizer, layout=layout, options=LLAMA):
         train_llama(model, optimizer, rows)
 
 
@@ -162,9 +161,8 @@ def megatron(folder: Path, perturb: Perturb | None = None, fault: str = "") -> N
             for parameter in model.norm.parameters():
                 parameter.sequence_parallel = True  # type: ignore[attr-defined]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with record(
-            model, folder, optimizer=optimizer, axes={"tp": (rank, ranks)}, placements=megatron_place, perturb=perturb
-        ):
+        layout = RankLayout(axes={"tp": (rank, ranks)}, placements=megatron_place)
+        with record(model, folder, optimizer=optimizer, layout=layout, perturb=perturb):
             for step in range(STEPS):
                 generator = torch.Generator().manual_seed(step)
                 x = torch.randn(TOKENS, SEQUENCES, WIDTH, dtype=torch.float64, generator=generator)
@@ -215,10 +213,8 @@ def hugging_face(folder: Path, perturb: Perturb | None = None, fault: str = "") 
             average_tokens_across_devices=fault != "tokens averaged per rank", logging_strategy="no",
         )  # fmt: skip
         trainer = Trainer(model, arguments, train_dataset=_Rows(), optimizers=(optimizer, scheduler))
-        with record(
-            model, folder, optimizer=optimizer, axes={"dp": (rank, ranks)}, perturb=perturb, names=LLAMA_NAMES,
-            placements=hf_place, mean_over=["dp"],
-        ):  # fmt: skip
+        layout = RankLayout(axes={"dp": (rank, ranks)}, placements=hf_place, mean_over=["dp"])
+        with record(model, folder, optimizer=optimizer, layout=layout, options=LLAMA, perturb=perturb):
             trainer.train()
 
 

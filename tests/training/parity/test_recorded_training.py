@@ -151,18 +151,18 @@ def test_no_difference_is_found_between_right_layouts(
 
 def test_other_bits_of_one_layout_are_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed = shutil.copytree(runs / "again", tmp_path / "changed")
-    path = changed / "recordings/step-00000003/base/rank-00000.json"
+    path = changed / "recordings/step-00000001/base/rank-00000.json"
     header = json.loads(path.read_text())
     for tensor in header["tensors"]:
         if tensor[1:3] in (["blocks.1.mlp.down.weight", "gradient"], ["norm.weight", "weight"]):
             tensor[7] += 1  # its hash
     path.write_text(json.dumps(header))
     with pytest.raises(
-        GristmillError, match=r"differ, first in blocks.1.mlp.down.weight gradient of step 3; see above"
+        GristmillError, match=r"differ, first in blocks.1.mlp.down.weight gradient of step 1; see above"
     ):
         check(runs / "one", changed)
     shown = capsys.readouterr().out
-    assert "blocks.1.mlp.down.weight gradient of step 3: other bits on rank 0; expected every bit to be equal" in shown
+    assert "blocks.1.mlp.down.weight gradient of step 1: other bits on rank 0; expected every bit to be equal" in shown
     assert "No difference: " in shown  # beyond rounding
 
 

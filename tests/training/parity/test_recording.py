@@ -16,7 +16,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gristmill_parity.recording
-from gristmill_parity.recording import Box, Partial, RecordingError, Replicate, Shard, Verdict, compare, record
+from gristmill_parity.recording import (
+    Box,
+    Partial,
+    RankLayout,
+    RecordingError,
+    RecordOptions,
+    Replicate,
+    Shard,
+    Verdict,
+    compare,
+    record,
+)
 from gristmill_parity.recording.compare import _share_of_rows
 from gristmill_parity.recording.files import Key, Recording, Writer
 from gristmill_parity.recording.perturb import reference_runs
@@ -295,14 +306,14 @@ def test_sketches_alone_find_the_tensor_and_say_what_to_keep(tmp_path: Path) -> 
     for run in reference_runs(tmp_path / "reference", "fp64", 2):
         model = Small()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with record(model, run.folder, optimizer=optimizer, perturb=run.perturb, keep="nothing"):
+        with record(model, run.folder, optimizer=optimizer, perturb=run.perturb, options=RecordOptions(keep="nothing")):
             train(model, optimizer)
 
     def run_of(folder: str, keep: object) -> Verdict:
         model = Small()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         model.head.weight.register_hook(lambda grad: grad * 3)
-        with record(model, tmp_path / folder, optimizer=optimizer, keep=keep):  # type: ignore[arg-type]
+        with record(model, tmp_path / folder, optimizer=optimizer, options=RecordOptions(keep=keep)):  # type: ignore[arg-type]
             train(model, optimizer)
         return compare(tmp_path / "reference", tmp_path / folder)
 
@@ -330,7 +341,8 @@ def test_a_missing_rank_is_named(tmp_path: Path, reference: Path) -> None:
 def test_a_name_of_one_side_is_shown_with_the_nearest(tmp_path: Path, reference: Path) -> None:
     model = Small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with record(model, tmp_path, optimizer=optimizer, rename=lambda name: name.replace("linear", "linear_1")):
+    options = RecordOptions(rename=lambda name: name.replace("linear", "linear_1"))
+    with record(model, tmp_path, optimizer=optimizer, options=options):
         train(model, optimizer)
     with pytest.raises(RecordingError, match=r"has a parameter linear_1.bias .* the nearest name there is linear.bias"):
         compare(reference, tmp_path)
@@ -376,9 +388,10 @@ def test_a_reference_without_perturbed_runs_is_refused(tmp_path: Path, reference
 
 def test_a_placement_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     model = Small()
+    layout = RankLayout(axes={"tp": (0, 2)}, placements={"head.weight *": {"tp": Shard(7)}}, ranks=2, rank=0)
     with (
         pytest.raises(RecordingError, match=r"head.weight initial weight has shape \(13, 8\) on rank 0"),
-        record(model, tmp_path, axes={"tp": (0, 2)}, placements={"head.weight *": {"tp": Shard(7)}}, ranks=2, rank=0),
+        record(model, tmp_path, layout=layout),
     ):
         pass
 
