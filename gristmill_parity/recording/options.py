@@ -23,7 +23,8 @@ class RankLayout:
     """How the ranks of a run divide its tensors. DTensors say it themselves; one process needs none of this."""
 
     axes: Coordinates | DeviceMesh = field(default_factory=dict)
-    """A DeviceMesh; or this rank's index along each axis of the mesh of ranks, and the axis's size: {"dp": (rank, 2)}."""
+    """This rank's index along each axis of the mesh of ranks, and the axis's size: {"dp": (rank, 2)}. A DeviceMesh has
+    them, too."""
     activations: Placement = field(default_factory=dict)
     """What the axes do to activations: {"dp": Shard(0)} where ranks have other sequences."""
     placements: Placements = field(default_factory=dict)

@@ -30,6 +30,8 @@ SMALL_BYTES = 32 << 20
 """Of parameters: of a model that has no more, every tensor is kept whole by default."""
 ACTIVATIONS = ("input", "output", "input gradient", "output gradient")
 PARAMETERS = ("initial weight", "used weight", "own gradient", "gradient", "weight")
+_OF_BATCH = (*ACTIVATIONS, "own gradient")
+"""Kinds that a rank has once for each micro-batch."""
 STATE = "state"
 """Begins the kinds of tensors of an optimizer's state, as "state exp_avg"."""
 OPTIMIZER = "optimizer"
@@ -143,8 +145,7 @@ class Recorder:
     def after_step(self, weights: Mapping[str, Tensor] | None = None) -> None:
         """Record the weights after an update, by default the parameters; the next step begins."""
         if self.optimizer is not None:
-            for (name, kind), value in self._state_of(self.optimizer):
-                self._write(self.step, name, kind, value)
+            self._write_state(self.optimizer)
         for name, value in self._values(weights, "data"):
             self._write(self.step, name, "weight", value)
         self.step += 1
@@ -161,33 +162,35 @@ class Recorder:
         held = ((name, getattr(p, attribute)) for name, p in self._parameters())
         return ((name, value) for name, value in held if value is not None)
 
-    def _state_of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[str, str], Tensor]]:
-        """Yield name, kind and value of each tensor of an optimizer's state, of whichever optimizer."""
-        names = {id(parameter): (name, parameter) for name, parameter in self._parameters()}
-        of_others = {id(p) for part in self.parts for p in part.parameters()} - names.keys()
+    def _write_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record each tensor of an optimizer's state, of whichever optimizer."""
+        recorded = {id(parameter): (name, parameter) for name, parameter in self._parameters()}
+        others = {id(parameter) for part in self.parts for parameter in part.parameters()} - recorded.keys()
         for owner, state in optimizer.state.items():
-            if id(owner) in of_others:  # parameters that are not recorded
+            if id(owner) in others:
                 continue
-            name, parameter = names.get(id(owner), (OPTIMIZER, None))
-            owner_key = () if isinstance(owner, Tensor) else (str(owner),)
+            name, parameter = recorded.get(id(owner), (OPTIMIZER, None))
+            first_key = () if isinstance(owner, Tensor) else (str(owner),)
             for path, value in tree_flatten_with_path(state)[0]:
                 if not isinstance(value, Tensor):
                     continue
                 keys = [str(getattr(step, "key", getattr(step, "idx", step))) for step in path]
-                kind = " ".join([STATE, ".".join([*owner_key, *keys])])
-                if self._has_place(name, kind, value, parameter):
-                    yield (name, kind), value
+                kind = f"{STATE} {'.'.join([*first_key, *keys])}"
+                place = self._place_of_state(name, kind, value, parameter)
+                if place is not None:
+                    self._write_piece(self.step, name, kind, value, place)
 
-    def _has_place(self, name: str, kind: str, value: Tensor, parameter: Tensor | None) -> bool:
-        """False of what has another shape than its parameter, which ranks divide: where it lies is not known."""
-        if isinstance(value, DTensor) or value.numel() == 1:
-            return True
-        if parameter is not None and value.shape == parameter.shape:
-            return not isinstance(parameter, DTensor)
+    def _place_of_state(self, name: str, kind: str, value: Tensor, parameter: Tensor | None) -> Place:
+        """Return the place of a tensor of an optimizer's state; None if it is not known."""
+        copies = dict.fromkeys(self.axes, Replicate())
+        if parameter is None or (value.numel() == 1 and value.shape != parameter.shape):
+            return copies
         place = self._place(name, kind, value)
-        placement = place.placement if isinstance(place, Box) else place or {}
-        is_divided = any(isinstance(kind_of_axis, Shard) for kind_of_axis in placement.values())
-        return not isinstance(parameter, DTensor) and not is_divided
+        if isinstance(value, DTensor) or place is None or value.shape == parameter.shape:
+            return place
+        placement = place.placement if isinstance(place, Box) else place
+        is_divided = isinstance(parameter, DTensor) or any(isinstance(own, Shard) for own in placement.values())
+        return None if is_divided else place  # of another shape than what is divided
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for part in self.parts:
@@ -288,14 +291,28 @@ class Recorder:
 
     def _write(self, step: int, name: str, kind: str, tensor: Tensor, call: int = 0, again: bool = False) -> None:
         micro_batches = self.layout.micro_batches
-        of_batch = kind in ACTIVATIONS or kind == "own gradient"
+        of_batch = kind in _OF_BATCH
         call = min(call, micro_batches - 1) if again else call
         if call >= micro_batches and of_batch:
             kind = f"{kind} (call {call + 1})"
             call = 0
         place = self._place(name, kind, tensor)
-        if place is None:
-            return
+        if place is not None:
+            self._write_piece(step, name, kind, tensor, place, call, again)
+
+    def _write_piece(
+        self,
+        step: int,
+        name: str,
+        kind: str,
+        tensor: Tensor,
+        place: Placement | Box,
+        call: int = 0,
+        again: bool = False,
+    ) -> None:
+        """Record a tensor whose place is known."""
+        micro_batches = self.layout.micro_batches
+        of_batch = kind.partition(" (call ")[0] in _OF_BATCH
         axes = self.axes
         if micro_batches > 1 and of_batch:
             axes = {**axes, MICRO_BATCH: (call, micro_batches)}
@@ -309,7 +326,7 @@ class Recorder:
             ) from error
         if isinstance(values, AsyncCollectiveTensor):  # of torch's tensor parallelism: not received yet
             values = values.wait()
-        scale = self._scale_of(kind) if kind.endswith("gradient") and of_batch else 1.0
+        scale = self._scale_of(kind) if of_batch and " gradient" in kind else 1.0
         if scale != 1.0:
             values = values / scale
         keeps = self._is_kept(f"{name} {kind}")

@@ -13,6 +13,7 @@ import pytest
 from gristmill.errors import GristmillError, InputError, UsageError
 from gristmill_parity.gates.check import check
 from gristmill_parity.recorded_training import recorded_trainer
+from gristmill_parity.recording.files import Recording
 from tests.training.conftest import small_run, train_with_options
 from tests.training.parity.test_certificate import no_sum_of_input_gradients
 from training.config import TrainConfig
@@ -147,6 +148,19 @@ def test_no_difference_is_found_between_right_layouts(
     run_ranks(processes, train_recorded, tmp_path / "run", options_of(corpus, "--record.steps", "1", *more))
     check(runs / "one", tmp_path / "run")
     assert "recording of step 1: " in (shown := capsys.readouterr().out) and "equal but for rounding" in shown
+
+
+def test_rounding_is_measured_in_the_first_step_of_a_start(runs: Path) -> None:
+    """In later ones layouts are not compared, so a recorded step costs no further passes."""
+    recorded = {path.parent.name: [] for path in runs.glob("one/recordings/*/*")}
+    for path in sorted(runs.glob("one/recordings/*/*")):
+        recorded[path.parent.name].append(path.name)
+    assert recorded == {
+        "step-00000001": ["base", "perturbed-1", "perturbed-2", "perturbed-3"],
+        "step-00000003": ["base"],
+    }
+    kinds = {key.kind for key in Recording(runs / "one/recordings/step-00000003/base").tensors}
+    assert {"state exp_avg", "state exp_avg_sq"} <= kinds
 
 
 def test_other_bits_of_one_layout_are_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

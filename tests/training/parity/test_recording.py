@@ -6,7 +6,7 @@ Ranks are played one after the other in this process: each records what it would
 import ast
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import gristmill_parity.recording
 from gristmill_parity.recording import (
     Box,
     Partial,
+    Perturb,
     RankLayout,
     RecordingError,
     RecordOptions,
@@ -321,6 +322,59 @@ def test_sketches_alone_find_the_tensor_and_say_what_to_keep(tmp_path: Path) -> 
     assert verdict.name == "head.weight" and 'keep=["head.weight' in str(verdict)
     sizes = [path.stat().st_size for path in (tmp_path / "sketches").glob("*.values")]
     assert sizes == [0]
+
+
+# Optimizers
+
+
+class Factored(torch.optim.Optimizer):
+    """An optimizer of a user's own: its state has a row's and a column's means, a list, numbers, and more of no one."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], forgets: bool = False) -> None:
+        super().__init__(parameters, {})
+        self.forgets = forgets
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            gradient = parameter.grad
+            state["rows"] = state.get("rows", 0.0) * (not self.forgets) + gradient.square().sum(-1)
+            state["past"] = [gradient.clone(), *state.get("past", [])][:2]
+            state["steps"] = state.get("steps", torch.tensor(0)) + 1
+            parameter -= 0.01 * gradient
+        self.state["all"] = {"length": self.state.get("all", {}).get("length", torch.tensor(0.0).double()) + 1}
+
+
+def record_factored(
+    folder: Path, forgets: bool = False, seed: int | None = None, layout: RankLayout | None = None
+) -> None:
+    model = Small()
+    optimizer = Factored(model.parameters(), forgets)
+    perturb = None if seed is None else Perturb("fp64", seed)
+    with record(model, folder, optimizer=optimizer, layout=layout, perturb=perturb):
+        train(model, optimizer)
+
+
+def test_what_any_optimizer_keeps_is_recorded_and_compared(tmp_path: Path) -> None:
+    record_factored(tmp_path / "reference/base")
+    record_factored(tmp_path / "reference/perturbed-1", seed=1)
+    record_factored(tmp_path / "right")
+    kinds = {str(key) for key in Recording(tmp_path / "right").tensors if key.kind.startswith("state")}
+    assert {f"linear.weight state {name}" for name in ("rows", "past.0", "past.1", "steps")} <= kinds
+    assert "optimizer state all.length" in kinds
+    assert compare(tmp_path / "reference", tmp_path / "right").is_clean
+    record_factored(tmp_path / "wrong", forgets=True)
+    verdict = compare(tmp_path / "reference", tmp_path / "wrong")
+    assert (verdict.tensor, verdict.step) == ("embed.weight state rows", 2)
+
+
+def test_a_state_of_another_shape_is_left_out_where_ranks_divide_its_parameter(tmp_path: Path) -> None:
+    """Where its part lies cannot be known from the parameter's placement."""
+    layout = RankLayout({"tp": (0, 2)}, placements={"linear.weight *": {"tp": Shard(0)}}, rank=0, ranks=1)
+    record_factored(tmp_path, layout=layout)
+    kinds = {key.kind for key in Recording(tmp_path).tensors if key.name == "linear.weight"}
+    assert "state past.0" in kinds and "state steps" in kinds and "state rows" not in kinds
 
 
 # Bad input: one sentence each
