@@ -256,13 +256,22 @@ def serve() -> None:
         output.write(pickle.dumps(answer))
 
 
+class _Collector:
+    """What is known of this process's garbage collector."""
+
+    passes_over_own = False
+
+
+def keep_objects() -> None:
+    """Have the garbage collector pass over all that is there, for good: it is mostly modules, which stay."""
+    gc.freeze()
+    _Collector.passes_over_own = True  # to count what is frozen takes as long as some runs take to begin
+
+
 @contextmanager
 def kept_objects() -> Iterator[None]:
-    """Context: the garbage collector passes over all that is there already: it is mostly modules, which stay.
-
-    It changes nothing in a process that has the collector pass over objects of its own, which would be searched again.
-    """
-    if gc.get_freeze_count():
+    """Context: as keep_objects, until its end, unless this process has kept its own: these would be searched again."""
+    if _Collector.passes_over_own:
         yield
         return
     gc.freeze()

@@ -12,6 +12,8 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
+from gristmill.processes import keep_objects
+
 settings.register_profile("search", deadline=None)  # a busy machine is slow, and that is no error
 settings.register_profile("gristmill", settings.get_profile("search"), derandomize=True)  # same tree, same result
 settings.load_profile("gristmill")
@@ -35,7 +37,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
-        gc.freeze()
+        keep_objects()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

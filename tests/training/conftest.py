@@ -184,7 +184,7 @@ def _warm_fork_server() -> None:
     """Restart the fork server with torch imported, once: processes of these tests then start in milliseconds."""
     forkserver._forkserver._stop()  # tests before these may have started it without torch
     modules = ["training.loop", "gristmill_parity.worker", "training.parallel.pipeline.pipeline_parallel"]
-    start_fork_server(["pytest", *modules, "training.kernels.cpu.kernels"])
+    start_fork_server(["numba", "pytest", *modules, "training.kernels.cpu.kernels", "training.optim.build_optimizer"])
 
 
 @pytest.fixture(scope="session")
@@ -217,7 +217,7 @@ def train_in_ranks(run_ranks: Callable[..., list[Any]]) -> Callable[[int, Path, 
     """`train_in_ranks(size, out_dir, options)`: a run in warm ranks, as torchrun would start it in cold ones."""
 
     def run(size: int, out_dir: Path, options: list[str]) -> None:
-        run_ranks(size, train_with_options, out_dir, options)
+        run_ranks(size, train, load_config(TrainConfig, ["--out_dir", str(out_dir), *options]))
 
     return run
 

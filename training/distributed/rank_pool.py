@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.engine.execution.local import start_fork_server
-from gristmill.processes import exit_with_parent
+from gristmill.processes import exit_with_parent, keep_objects
 from training.distributed.process_group import wait_for_all
 
 _GRACE_SECONDS = 1.0  # after the first error, for the other ranks to return theirs
@@ -185,7 +185,7 @@ def _serve(connection: Connection, rank: int, port: int, timeout: float, device:
     os.environ["OMP_NUM_THREADS"] = "1"
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=timeout))
     while True:
-        gc.freeze()  # modules stay, those too that a job imports: garbage collection between jobs can skip them
+        keep_objects()  # modules stay, those too that a job imports: garbage collection between jobs can skip them
         try:
             number, size, job = connection.recv()
         except EOFError:
