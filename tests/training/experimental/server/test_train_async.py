@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -22,7 +21,7 @@ import torch
 from benchmarks.bench_replicas import free_port
 from gristmill.errors import UsageError
 from gristmill.processes import exit_with_parent
-from tests.patience import patience
+from tests.patience import patience, wait_until
 from tests.training.conftest import REPOSITORY, small_run
 from tests.training.parallel.test_layouts import assert_same, recorded
 from training.checkpoint.checkpoint_config import CheckpointConfig
@@ -49,7 +48,7 @@ def exact(config: TrainConfig) -> AsyncConfig:
     given = {field.name: getattr(config, field.name) for field in fields(config)}
     given |= {"optim": replace(config.optim, steps=8, min_lr=1e-2), "precision": "fp64"}
     given |= {"checkpoint": CheckpointConfig(every=2, keep=9)}
-    return AsyncConfig(**given | {"timeout": 20.0}, parts=3, staleness=0, port=free_port(), role="server")
+    return AsyncConfig(**given | {"timeout": patience(60)}, parts=3, staleness=0, port=free_port(), role="server")
 
 
 def be_worker(config: AsyncConfig, everybody: Barrier, dies: bool) -> None:
@@ -85,6 +84,12 @@ def workers(config: AsyncConfig, *dying: bool) -> Iterator[list[BaseProcess]]:
         for process in started:
             process.kill()
             process.join()
+
+
+def wait_for_steps(config: AsyncConfig, count: int) -> None:
+    """Return as soon as so many steps are recorded: the server listens to signals by then."""
+    metrics = config.out_dir / METRICS
+    wait_until(lambda: metrics.is_file() and len(recorded(config.out_dir)[0]) >= count)
 
 
 def synchronous(config: AsyncConfig, out_dir: Path) -> Path:
@@ -164,8 +169,7 @@ def test_a_signal_while_the_server_waits_loses_no_step(exact: AsyncConfig, tmp_p
     with workers(config, False) as started:
 
         def stop() -> None:
-            while not (exact.out_dir / "metrics.jsonl").is_file() or len(recorded(exact.out_dir)[0]) < 4:
-                time.sleep(0.01)
+            wait_for_steps(exact, 4)
             started[0].terminate()
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -184,9 +188,16 @@ def test_a_worker_says_that_its_server_has_stopped(exact: AsyncConfig) -> None:
     """And ends with an error, so that what started it does so again."""
     config = replace(exact, optim=replace(exact.optim, steps=100_000))
     with workers(config, False) as started:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+        def stop() -> None:
+            wait_for_steps(config, 4)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        thread = threading.Thread(target=stop)
+        thread.start()
         with pytest.raises(SystemExit):
             train_async(config)
+        thread.join()
     assert started[0].exitcode == 1
 
 
