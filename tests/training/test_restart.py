@@ -35,7 +35,7 @@ def test_a_killed_rank_is_restarted_with_all_and_they_resume(
     while launcher.poll() is None and steps_done(tmp_path / "killed") < 8:  # there is a checkpoint of step 4
         time.sleep(0.05)
     seed = random.randrange(1 << 30)
-    kills = kill_at_random(launcher, tmp_path / "killed", 1, 32, random.Random(seed))
+    kills = kill_at_random(launcher, tmp_path / "killed", 1, 16, random.Random(seed))  # a busy machine kills later
     code = launcher.wait()
     said = f"seed {seed}: {kills}\n" + (tmp_path / "killed.log").read_text()
     assert code == 0 and len(kills) == 1, said
