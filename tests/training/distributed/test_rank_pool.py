@@ -17,7 +17,7 @@ from training.distributed.rank_pool import RankError, RankPool
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    with RankPool(3, timeout=20.0, job_timeout=30.0) as pool:
+    with RankPool(3, timeout=patience(60), job_timeout=patience(90)) as pool:
         yield pool
 
 
@@ -89,22 +89,23 @@ def test_a_worker_that_died_between_jobs_is_reported(pool: RankPool) -> None:
 
 
 def test_a_worker_that_hangs_is_reported_and_replaced() -> None:
-    with RankPool(2) as pool:
+    with RankPool(2, timeout=patience(60), job_timeout=patience(90)) as pool:
         pool.run(2, add, 1)
         pool.job_timeout = 2.0
-        with pytest.raises(RankError, match="rank 1 did not answer and had to be killed"):
+        # on a busy machine rank 0, which does not hang, may be late, too
+        with pytest.raises(RankError, match=r"(rank|ranks 0,) 1 did not answer and had to be killed"):
             pool.run(2, hang_on_one)
-        pool.job_timeout = 30.0
+        pool.job_timeout = patience(90)
         assert [r[2] for r in pool.run(2, add, 1)] == [3.0, 3.0]
 
 
 def test_a_worker_that_could_not_connect_is_replaced() -> None:
-    with RankPool(2, timeout=1.0, job_timeout=10.0) as pool:
+    with RankPool(2, timeout=patience(2), job_timeout=patience(10)) as pool:
         stopped = pool.run(2, add, 1)[1][3]
         os.kill(stopped, signal.SIGSTOP)
-        with pytest.raises(RankError, match="rank 1 did not answer"):
+        with pytest.raises(RankError, match=r"(rank|ranks 0,) 1 did not answer"):
             pool.run(2, add, 1)
-        pool.timeout = 30.0
+        pool.timeout = pool.job_timeout = patience(60)
         assert [r[2] for r in pool.run(2, add, 1)] == [3.0, 3.0]
 
 
