@@ -26,7 +26,7 @@ MB = 1 << 20
 def hold_until(budget: Budget, size: int, ready: multiprocessing.Event, go_on: multiprocessing.Event) -> None:
     with memory_budget(budget), reserve_memory(size, "a record"):
         ready.set()
-        assert go_on.wait(20)
+        assert go_on.wait(300)
 
 
 def test_a_large_record_waits_for_that_of_another_worker(tmp_path: Path) -> None:
@@ -34,12 +34,12 @@ def test_a_large_record_waits_for_that_of_another_worker(tmp_path: Path) -> None
     (one, other), go_on = (context.Event(), context.Event()), context.Event()
     workers = [context.Process(target=hold_until, args=(budget, 101, event, go_on)) for event in (one, other)]
     workers[0].start()
-    assert one.wait(20)
+    assert one.wait(300)
     workers[1].start()
     with memory_budget(budget), reserve_memory(60, "a record of a worker's share"):  # does not wait
         assert not other.wait(0.3)
     go_on.set()
-    assert other.wait(20)
+    assert other.wait(300)
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0

@@ -15,6 +15,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.patience import patience
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian's package: chromium)")
 
@@ -59,7 +61,9 @@ def dumped(page: Path | str, profile: Path | None = None) -> str:
     folder = profile or Path(page).parent
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
     address = page.as_uri() if isinstance(page, Path) else page
-    done = subprocess.run([*command, "--dump-dom", address], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [*command, "--dump-dom", address], capture_output=True, text=True, check=True, timeout=patience(120)
+    )
     return done.stdout
 
 
@@ -112,7 +116,7 @@ class Browser:
 
     def shows(self, text: str) -> bool:
         """Whether the page's text has this in it, in the end: a click does not wait for the page that it leads to."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patience(60)
         while text not in (found := Numbers(str(self._ask(f"{self.session}/source"))).text):
             if time.monotonic() > deadline:
                 return False
@@ -145,7 +149,7 @@ class Browser:
 
     def _ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        with urlopen(Request(f"{self.driver}{path}", data, method=method), timeout=60) as answer:
+        with urlopen(Request(f"{self.driver}{path}", data, method=method), timeout=patience(120)) as answer:
             return json.loads(answer.read())["value"]
 
 
@@ -163,5 +167,5 @@ def driven_browser() -> Iterator[Browser]:
             browser.close()
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(patience(60))
         process.stdout.close()

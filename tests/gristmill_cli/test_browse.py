@@ -25,6 +25,7 @@ from gristmill_cli.run_config import Decontaminate, Filter, Mix, RunConfig, Toke
 from tests.gristmill_cli.pages import Numbers, driven_browser, dumped, in_a_browser, with_a_mouse
 from tests.gristmill_cli.test_report import HOSTILE, write_clusters
 from tests.object_store import BUCKET, object_store
+from tests.patience import patience
 
 WORDS = [f"word{number}" for number in range(90)]
 
@@ -60,18 +61,18 @@ def served(out: Path, *more: str) -> Iterator[str]:
         yield process.stderr.readline().partition(" ")[0]
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(patience(60))
         process.stderr.close()
 
 
 def read(address: str, **headers: str) -> str:
-    with urlopen(Request(address, headers=headers), timeout=60) as answer:
+    with urlopen(Request(address, headers=headers), timeout=patience(120)) as answer:
         return answer.read().decode()
 
 
 def mark(server: str, key: str, word: str, back: str = "/duplicates", **headers: str) -> str:
     form = urlencode({"key": key, "mark": word, "back": back}).encode()
-    with urlopen(Request(f"{server}mark", form, headers), timeout=60) as answer:
+    with urlopen(Request(f"{server}mark", form, headers), timeout=patience(120)) as answer:
         return answer.url
 
 

@@ -21,6 +21,7 @@ from preprocessing.apply import apply
 from preprocessing.decontaminate import decontaminate
 from preprocessing.filter_quality import filter_quality
 from tests.object_store import BUCKET, object_store
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """
@@ -182,7 +183,10 @@ def test_shards_and_a_bucket_give_the_same_bytes(corpus: Path, tmp_path: Path) -
     shards = [start(str(tmp_path / "shards"), "--shard", f"{number}/3") for number in range(3)]
     with object_store() as store:
         environment |= store.environment
-        ended = [process.wait(300) for process in [start(str(tmp_path / "one")), start(f"s3://{BUCKET}/out"), *shards]]
+        ended = [
+            process.wait(patience(300))
+            for process in [start(str(tmp_path / "one")), start(f"s3://{BUCKET}/out"), *shards]
+        ]
         stored = {name: data for name, data in store.tree("out").items() if ".gristmill" not in name}
     assert ended == [0] * 5
     one = contents(tmp_path / "one")

@@ -14,6 +14,7 @@ from gristmill.errors import UsageError
 from gristmill.io.keys import write_keys
 from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path
 from preprocessing.shuffle_holdout import pass1
+from tests.patience import patience
 from tests.preprocessing.conftest import ROOT
 from tests.tokenizers_of_models import PROSE, content_of
 
@@ -81,7 +82,7 @@ def test_bytes_are_the_same_under_workers_and_shards_and_done_is_done(
     command = [sys.executable, "preprocessing/shuffle_holdout.py", "pass1", "--input_dir", norm, "--out_dir", three]
     command += ["--tokens", asked["tokens"], "--tokenizer", tokenizer, "--workers", "1"]
     shards = [subprocess.Popen([*command, "--shard", f"{i}/2"], cwd=ROOT, stderr=subprocess.PIPE) for i in range(2)]
-    said = [shard.communicate(timeout=120)[1] for shard in shards]
+    said = [shard.communicate(timeout=patience(120))[1] for shard in shards]
     assert [shard.returncode for shard in shards] == [0, 0], said
     assert one == two == content(three) and len(one) > 3
     capsys.readouterr()

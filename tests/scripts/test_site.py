@@ -10,6 +10,7 @@ import pytest
 
 from gristmill_cli.__main__ import GROUPS
 from tests.gristmill_cli.documentation import DOCS, PAGES, ROOT
+from tests.patience import patience
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -55,5 +56,7 @@ def test_pages_fetch_nothing_and_are_found(site: Path) -> None:
 @pytest.mark.parametrize("page", ["index.html", "tutorials/first-model.html"])
 def test_a_browser_shows_it(site: Path, page: str) -> None:
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
-    done = subprocess.run([CHROMIUM, *flags, site / page], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [CHROMIUM, *flags, site / page], capture_output=True, text=True, check=True, timeout=patience(120)
+    )
     assert "<h1" in done.stdout and "md-nav__link--active" in done.stdout

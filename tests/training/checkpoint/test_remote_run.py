@@ -291,19 +291,26 @@ def output_of(*words: object) -> str:
     return done.stdout
 
 
-def test_status_knows_a_run_that_works_from_one_that_was_killed(store: Store, remote: TrainConfig) -> None:
+def test_status_knows_a_run_that_works_from_one_that_was_killed(
+    store: Store, remote: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(replace(remote, optim=replace(remote.optim, steps=8, decay_steps=12)))
     options = json.loads(store.tree("run")["run.json"])
     obstore.put(store.client, "run/run.json", json.dumps({**options, "steps": 12}).encode())
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "8")  # a busy machine is late to renew
     with RemoteRun.of(REMOTE).lease():
         status = training_status(REMOTE)
         assert status is not None and status.state == "working"
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", LEASE)
     obstore.put(store.client, "run/.lock", b"process 1 on node7\n1\n2\n")  # which nobody renews
     status = training_status(REMOTE)
     assert status is not None and (status.state, status.checkpoint, status.steps) == ("stopped", 8, 8)
 
 
-def test_two_runs_do_not_write_to_one_folder(store: Store, remote: TrainConfig, tmp_path: Path) -> None:
+def test_two_runs_do_not_write_to_one_folder(
+    store: Store, remote: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "8")  # a busy machine is late to renew
     other = RemoteRun.of(REMOTE, tmp_path / "other")
     with other.lease(), pytest.raises(OutputError, match="is in use by another training run") as error:
         train(remote)

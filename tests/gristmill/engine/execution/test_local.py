@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gristmill.engine.execution.local import LocalExecutor
 from gristmill.engine.task import FileSet
 from gristmill.errors import GristmillError, InputError, WorkerDied
 from gristmill.text import matching_form, utf8_size
-from tests.patience import patience
+from tests.patience import patience, wait_until
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -128,27 +129,36 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         "from subprocess import run\n"
         "from gristmill.engine.execution.local import Call, LocalExecutor\n"
         "if __name__ == '__main__':\n"
-        "    nap = {'args': [sys.executable, '-c', 'import sys, time; time.sleep(20)']}\n"
+        "    nap = {'args': [sys.executable, '-c', 'import sys, time; time.sleep(9999)']}\n"
         "    with LocalExecutor(2) as executor:\n"
         "        list(executor.run([Call(run, nap)] * 4))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, script], env=environment) as parent:
         workers = wait_for_workers(parent.pid)
+        naps = naps_below(psutil.Process(parent.pid))
         parent.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(workers, timeout=10)  # less than the nap
+    _, alive = psutil.wait_procs(workers, timeout=patience(60))  # less than the naps
+    for nap in naps:
+        nap.kill()
     assert workers and not alive
 
 
 def wait_for_workers(pid: int) -> list[psutil.Process]:
     """Every process below `pid`, except the naps, once both workers have begun."""
-    for _ in range(200):
-        below = psutil.Process(pid).children(recursive=True)
-        naps = [process for process in below if "time.sleep" in " ".join(process.cmdline())]
-        if len(naps) == 2:
-            return [process for process in below if process not in naps]
-        time.sleep(0.05)
-    raise AssertionError("the workers never began")
+    parent = psutil.Process(pid)
+    wait_until(lambda: len(naps_below(parent)) == 2)
+    naps = naps_below(parent)
+    return [process for process in parent.children(recursive=True) if process not in naps]
+
+
+def naps_below(parent: psutil.Process) -> list[psutil.Process]:
+    naps = list[psutil.Process]()
+    for process in parent.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if "time.sleep" in " ".join(process.cmdline()):
+                naps.append(process)
+    return naps
 
 
 def test_workers_run_the_copy_of_the_code_that_started_them(tmp_path: Path) -> None:
@@ -227,7 +237,7 @@ def test_an_interrupted_pool_ends_though_a_worker_hangs_that_holds_the_queue(
             waited_too_long.set()
             os.kill(busy, signal.SIGKILL)
 
-        watch = threading.Timer(50, end_it)
+        watch = threading.Timer(patience(50), end_it)
         watch.start()
         raise KeyboardInterrupt
     watch.cancel()

@@ -17,6 +17,7 @@ from gristmill.engine.options import RunOptions, TaskShard
 from gristmill.engine.staleness.records import DoneRecord
 from gristmill.engine.task import LIBRARIES, Task
 from gristmill.errors import DamagedFile, FinishedElsewhere, GristmillError, OutputError, UsageError
+from tests.patience import wait_until
 
 STEP = StepManifest("session", step=1, tasks=4, name="upper: upper", versions=code_versions())
 CALLS = [Call(print, {"task": number}) for number in range(STEP.tasks)]
@@ -24,8 +25,8 @@ CALLS = [Call(print, {"task": number}) for number in range(STEP.tasks)]
 
 @pytest.fixture
 def queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskQueue, TaskQueue]:
-    """The queue as two processes see it; one that shows no sign of life for 0.6 s is dead."""
-    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "0.6")
+    """The queue as two processes see it; one that shows no sign of life for two seconds is dead."""
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "2")
     one, other = TaskQueue(tmp_path / "queue"), TaskQueue(tmp_path / "queue")
     one.post(STEP, CALLS)
     return one, other
@@ -73,13 +74,16 @@ def test_tasks_of_the_dead_are_taken_over_by_one_process(queues: tuple[TaskQueue
         for share in (one, other):
             share.look()
             assert share.next() is None  # nobody has been watched for long enough
-        time.sleep(0.7)
+        time.sleep(2.2)
         for share in (one, other):
             share.look()
         assert [other.next(), one.next(), other.next(), one.next()] == [1, 2, None, None]
-    time.sleep(0.2)
-    one.look()
-    assert one.next() == 0  # its process has ended
+
+    def takes_the_first() -> bool:
+        one.look()
+        return one.next() == 0
+
+    wait_until(takes_the_first)  # its process has ended
 
 
 def test_a_look_takes_no_partial_file_for_a_task(queues: tuple[TaskQueue, TaskQueue]) -> None:
