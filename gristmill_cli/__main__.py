@@ -125,7 +125,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "push": Command("gristmill_cli.cards.data_card:push", "upload tokens or a model, with a card, to the Hub"),
         "funnel": Command("gristmill_cli.funnel:show_funnel", "print the documents that each stage kept and removed"),
         "report": Command("gristmill_cli.report.write:report", "write one HTML page of a run, for a browser"),
-        "trace": Command("gristmill_cli.documents.trace:trace", "tell what became of one document, to its tokens"),
+        "trace": Command("gristmill_cli.documents.trace:trace", "tell what became of documents, to their tokens"),
         "rewind": Command("gristmill_cli.documents.rewind:rewind", "show the documents that a training step read"),
         "browse": Command("gristmill_cli.browse.serve:browse", "look at clusters and removed documents in a browser"),
         "plot": Command("training.reporting.plot:plot", "plot the loss curve of a training run"),

@@ -6,10 +6,11 @@ import numpy as np
 
 from gristmill.engine.execution.staging import local_copies
 from gristmill.io.artefacts import open_table
-from gristmill.io.documents import DocKey
+from gristmill.io.documents import DocKey, source_of
 from gristmill.io.facts import INDEX_FILE, read_index, written_by_file
 from gristmill.storage.files import is_file
 from gristmill_cli.run_config import RunConfig
+from preprocessing.scoring.score_choice import ScoreBands
 
 
 def read_scores(config: RunConfig, keys: Collection[DocKey]) -> dict[str, dict[DocKey, float]]:
@@ -37,3 +38,19 @@ def read_scores(config: RunConfig, keys: Collection[DocKey]) -> dict[str, dict[D
                     for row, score in zip(found["row"].to_pylist(), found[column].to_pylist(), strict=True):
                         of_score[DocKey(name, row)] = score
     return scores
+
+
+def describe_scores(config: RunConfig, key: DocKey) -> str:
+    """Return the scores of a document, and the band that it is in where there are bands; '' without scores."""
+    scores = {name: of_score[key] for name, of_score in read_scores(config, [key]).items() if key in of_score}
+    said = [f"{name} {score:.4g}" for name, score in scores.items()]
+    path = config.out / "score_bands.json"
+    if not said or not any(table.bands for table in config.scores.values()) or not is_file(path):
+        return ", ".join(said)
+    bands = ScoreBands.read(path)
+    names = {fact: fact.partition("@")[0] for fact in bands.facts}
+    if all(name in scores for name in names.values()):
+        arrays = {fact: np.array([scores[name]], np.float32) for fact, name in names.items()}
+        number = int(bands.find(source_of(key.file), arrays)[0])
+        said.append(f"in the band {bands.names[number]} of {bands.score}")
+    return ", ".join(said)

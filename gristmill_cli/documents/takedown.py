@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from gristmill.io.documents import DocKey
+from gristmill.engine.execution.staging import local_copies
+from gristmill.io.facts import INDEX_FILE, read_index, written_by_file
 from gristmill.storage.files import is_file
 from preprocessing.mixing.facts import text_digests
 from preprocessing.mixing.keep_list import KeepList, describe_text
@@ -13,25 +16,39 @@ from preprocessing.steps.text_digest import TEXT_DIGEST
 
 
 def describe_takedown(
-    listed: Path | None, is_down: bool, fact: dict[str, Any], fact_of_kept: dict[str, Any] | None
+    listed: Path | None, is_down: bool, fact: dict[str, Any], lines: tuple[str, ...]
 ) -> tuple[str, tuple[str, ...]]:
-    """Return what to do to take a document down, and the lines for it: its own, and that of the one kept in its place.
+    """Return what to do to take a document down, and of its `lines`, its own and that of the one kept, which to show.
 
     `listed` is the list of the run; `is_down`, whether the mix left the document out by a list.
     """
     if listed and is_file(listed) and _digest_of(fact) in KeepList.read(listed).digests:
         return "its text is in your list", ()
-    lines = [_line_of(fact)]
     if is_down:
-        return "its row is in your list; the line below is for its text, in any row", tuple(lines)
-    if fact_of_kept is None:
-        return "the line below takes it down, and each document with the same text", tuple(lines)
-    lines.append(_line_of(fact_of_kept))
-    return "the first line below takes it down; one much like it stays until the second does", tuple(lines)
+        return "its row is in your list; the line below is for its text, in any row", lines[:1]
+    if len(lines) == 1:
+        return "the line below takes it down, and each document with the same text", lines
+    return "the first line below takes it down; one much like it stays until the second does", lines
 
 
-def _line_of(fact: dict[str, Any]) -> str:
-    return describe_text(_digest_of(fact), DocKey(fact["file"], fact["row"]))
+def line_of(fact: dict[str, Any], name: str) -> str:
+    """Return the line that takes down each document with the text of one, given its facts and a name of it."""
+    return describe_text(_digest_of(fact), name)
+
+
+def held_digests(facts: Path, digests: NDArray[np.bytes_]) -> NDArray[np.bytes_]:
+    """Return those of the digests that texts of documents have, given the folder of the facts."""
+    held = [digests[:0]]
+    if not is_file(facts / INDEX_FILE):
+        return held[0]
+    with local_copies([facts / INDEX_FILE]) as (index,):
+        files = read_index(index)
+    for file in files:
+        with local_copies([facts / file.path]) as (copy,):
+            for _, table in written_by_file(copy, TEXT_DIGEST):
+                of_file = text_digests(table)
+                held.append(of_file[np.isin(of_file, digests)])
+    return np.unique(np.concatenate(held))
 
 
 def _digest_of(fact: dict[str, Any]) -> bytes:

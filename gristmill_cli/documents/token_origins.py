@@ -18,7 +18,7 @@ from gristmill.storage.files import is_file, resolved
 from gristmill.storage.stores import store_of
 from gristmill_cli.documents.document_scores import read_scores
 from gristmill_cli.documents.duplicates import some_documents
-from gristmill_cli.documents.trace import Tracer
+from gristmill_cli.documents.tracer import Tracer
 from gristmill_cli.run_config import is_data_run, load_options, read_options
 from gristmill_cli.stages.pipeline import clean_corpus
 from preprocessing.mixing.token_order import TRAIN

@@ -64,11 +64,9 @@ class KeepList:
             stripped = line.strip()
             if not stripped or line.startswith("#"):
                 continue
-            by_text = _BY_TEXT.fullmatch(stripped)
+            by_text = parse_text_line(stripped, number)
             if by_text:
-                word, digest, note = by_text.groups(default="")
-                first_half = bytes.fromhex(digest)[: DIGEST.itemsize]
-                texts.append(ListedText(number, first_half, note, word == GONE))
+                texts.append(by_text)
                 text_lines.append(stripped)
                 continue
             word, key = _parse_key(path, number, line)
@@ -84,9 +82,18 @@ class KeepList:
         return np.unique(np.array([text.digest for text in self.texts], DIGEST))
 
 
-def describe_text(digest: bytes, key: DocKey) -> str:
-    """Return the line that drops each document with a text, given the digest of that and the key of one."""
-    return f"{DROP} sha256:{digest.ljust(DIGEST.itemsize, bytes(1)).hex()} {key}"
+def describe_text(digest: bytes, name: str) -> str:
+    """Return the line that drops each document with a text, given the digest of that and a name of one."""
+    return f"{DROP} sha256:{digest.ljust(DIGEST.itemsize, bytes(1)).hex()} {name}"
+
+
+def parse_text_line(line: str, number: int = 0) -> ListedText | None:
+    """Return what a line takes down by the digest of its text; None if it does not."""
+    by_text = _BY_TEXT.fullmatch(line.strip())
+    if by_text is None:
+        return None
+    word, digest, note = by_text.groups(default="")
+    return ListedText(number, bytes.fromhex(digest)[: DIGEST.itemsize], note, word == GONE)
 
 
 def _parse_key(path: Path, number: int, line: str) -> tuple[str, DocKey]:
@@ -144,9 +151,9 @@ def _reject_missing(path: Path, listed: KeepList, held: NDArray[np.bytes_]) -> N
     others = f" (and so of {count_of(len(missing) - 1, 'other line')})" if len(missing) > 1 else ""
     raise InputError(
         f"{path}, line {first.number}: no document has the text of `{DROP} sha256:{first.digest.hex()} {first.note}`"
-        f"{others}, so it changed, by a rule or in the corpus, or is gone. Look for the document with `gristmill trace "
-        f"OUT ID`: if it is there, put the line that is shown in the place of this one; if it is gone, write `{GONE}` "
-        f"for `{DROP}`, which takes it down should it come back"
+        f"{others}, so it changed, by a rule or in the corpus, or is gone. `gristmill trace OUT --file {path} "
+        "--lines true` writes the list anew: lines of texts that changed become those of the documents that they name, "
+        "and `gone` where there is none, which takes it down should it come back"
     )
 
 

@@ -4,7 +4,7 @@ The order is a function of the seed and the documents' keys, so nothing but deci
 with equal random numbers, one in 2^64 pairs, may change places.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,14 +52,25 @@ class DocumentPlaces:
 
     def places_of(self, key: DocKey) -> list[TokenPlace]:
         """Return where the copies of a document are; none of one that is not in the mix."""
-        found = list[TokenPlace]()
+        return self.places_of_all([key])[key]
+
+    def places_of_all(self, keys: Collection[DocKey]) -> dict[DocKey, list[TokenPlace]]:
+        """Return where the copies of documents are; the decisions are read once for all of them."""
+        places = {key: list[TokenPlace]() for key in keys}
+        rows_of = dict[str, set[int]]()
+        for key in keys:
+            rows_of.setdefault(key.file, set()).add(key.row)
         for set_name in (TRAIN, HELD_OUT):
-            own = [copies for copies in self._copies(set_name, key.file) if key.row in copies.rows]
-            for copies in own:
-                at = int(np.searchsorted(copies.rows, key.row))
-                number = self._number_before(set_name, int(copies.parts[at]), np.uint64(copies.orders[at]))
-                found.append(TokenPlace(set_name, number))
-        return found
+            wanted = list[tuple[DocKey, int, np.uint64]]()  # with the part and the order in it
+            for copies in self._copies(set_name, rows_of.keys()):
+                rows = np.array(sorted(rows_of[copies.file]), np.int64)
+                for at in np.flatnonzero(np.isin(copies.rows, rows)).tolist():
+                    key = DocKey(copies.file, int(copies.rows[at]))
+                    wanted.append((key, int(copies.parts[at]), copies.orders[at]))
+            numbers = self._numbers_before(set_name, [(part, order) for _, part, order in wanted])
+            for (key, _, _), number in zip(wanted, numbers, strict=True):
+                places[key].append(TokenPlace(set_name, number))
+        return places
 
     def key_at(self, place: TokenPlace) -> DocKey:
         """Return the key of the document at a place. Raises UsageError if there are not so many."""
@@ -91,23 +102,32 @@ class DocumentPlaces:
                 found[number] = keys[part][int(order[number - before])]
         return found
 
-    def _number_before(self, set_name: str, part: int, order: np.uint64) -> int:
-        """Return how many copies in a set are in earlier parts, or before this one in its part."""
-        number = 0
-        for copies in self._copies(set_name):
-            is_before = (copies.parts < part) | ((copies.parts == part) & (copies.orders < order))
-            number += int(np.count_nonzero(is_before))
-        return number
+    def _numbers_before(self, set_name: str, wanted: Sequence[tuple[int, np.uint64]]) -> list[int]:
+        """Return, for parts and orders in them, how many copies in a set are in earlier parts or before in the part."""
+        sizes = np.zeros(self._parts + 1, np.int64)
+        positions = dict[int, list[int]]()
+        for position, (part, _) in enumerate(wanted):
+            positions.setdefault(part, []).append(position)
+        orders = np.array([order for _, order in wanted], np.uint64)
+        numbers = np.zeros(len(wanted), np.int64)
+        for copies in self._copies(set_name) if wanted else ():
+            sizes[1:] += np.bincount(copies.parts, minlength=self._parts)
+            for part, of_part in positions.items():
+                others = np.sort(copies.orders[copies.parts == part])
+                numbers[of_part] += np.searchsorted(others, orders[of_part])
+        before = np.cumsum(sizes)
+        own: list[int] = (numbers + before[[part for part, _ in wanted]]).tolist() if wanted else []
+        return own
 
-    def _copies(self, set_name: str, file: str | None = None) -> Iterator[_Copies]:
-        """Yield the copies in a set, of one corpus file or of all, in the order of keys."""
+    def _copies(self, set_name: str, names: Collection[str] | None = None) -> Iterator[_Copies]:
+        """Yield the copies in a set, of corpus files of these names or of all, in the order of keys."""
         for decisions in self._manifest.files:
-            if file is not None and all(written.file != file for written in decisions.slices):
+            if names is not None and all(written.file not in names for written in decisions.slices):
                 continue
             with local_copies([self._folder / decisions.path]) as (copy,):
                 decided_files = load_decisions(copy)
             for decided in decided_files.values():
-                if file is None or decided.name == file:
+                if names is None or decided.name in names:
                     yield from self._copies_of(decided, set_name)
 
     def _copies_of(self, decided: DecidedFile, set_name: str) -> Iterator[_Copies]:

@@ -19,7 +19,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.documents import DocKey
 from gristmill.io.readers import read_corpus
-from gristmill_cli.documents.trace import Tracer
+from gristmill_cli.documents.tracer import Tracer
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Mix, RunConfig, Spans, Tokenizer
 from gristmill_cli.stages.pipeline import clean_corpus

@@ -15,9 +15,11 @@ from rich.console import Console
 from gristmill.config import load_config
 from gristmill.counts import READ, WRITTEN
 from gristmill.errors import UsageError
+from gristmill.io.documents import DocKey
 from gristmill.io.keys import iter_keys
 from gristmill.io.token_shards import Manifest, read_sources
 from gristmill_cli.cards.data_card import card
+from gristmill_cli.documents.document_scores import describe_scores
 from gristmill_cli.funnel import read_funnel
 from gristmill_cli.preview import preview_scores
 from gristmill_cli.report.write import report
@@ -245,7 +247,8 @@ def test_bands_have_weights_of_their_own_in_the_mix(folder: Path, capfd: pytest.
     toml = folder / "pipeline.toml"
     toml.write_text(toml.read_text() + BANDS)
     options = [*OPTIONS, "--mix.weights", "mills", "2", "--mix.holdout", "0"]
-    run(load_config(RunConfig, options))
+    config = load_config(RunConfig, options)
+    run(config)
     said = capfd.readouterr()
     assert re.search(r"mills +high +30 +5 +150", said.out), said.out
     assert re.search(r"ads +low +60 +0.25 +15", said.out), said.out
@@ -273,6 +276,9 @@ def test_bands_have_weights_of_their_own_in_the_mix(folder: Path, capfd: pytest.
         weight = 2 if source == "mills" else 1
         limits = np.quantile(np.array(own, np.float64), [0.5, 0.75])
         bands = np.searchsorted(limits, np.array(own, np.float64), side="right")
+        for row, number in enumerate(bands[:40].tolist()):
+            said_of_row = describe_scores(config, DocKey(f"{source}/a.jsonl", row))
+            assert said_of_row.endswith(f", in the band {('low', 'medium', 'high')[number]} of edu")
         for band, of_band in enumerate((0.25, 1.0, 2.5)):
             chosen = [times for times, number in zip(copies[source], bands, strict=True) if number == band]
             epochs = weight * of_band

@@ -149,10 +149,11 @@ def test_a_stage_that_is_added_to_the_list_appears_everywhere(config: RunConfig,
     report((config.out,))
     page = (config.out / "report.html").read_text()
     assert SHOUTING in page and "<h2>Who shouted</h2>" in page
-    with console.capture() as traced:
-        console.print(trace(config.out, "web/a.jsonl@1"), trace(config.out, "web/a.jsonl@5"))
-    assert re.search(r"drop_capitals +removed: it shouts", traced.get())  # trace
-    assert re.search(r"drop_capitals +unchanged", traced.get())
+    capsys.readouterr()
+    trace(config.out, ("web/a.jsonl@1", "web/a.jsonl@5"))
+    traced = capsys.readouterr().out
+    assert re.search(r"drop_capitals +removed: it shouts", traced)  # trace
+    assert re.search(r"drop_capitals +unchanged", traced)
 
 
 def test_a_stage_that_is_added_is_checked_and_estimated(config: RunConfig) -> None:

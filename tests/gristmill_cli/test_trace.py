@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -17,10 +19,12 @@ from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from gristmill.errors import InputError, UsageError
-from gristmill.io.documents import DocKey
+from gristmill.io.documents import DocKey, Document, Slice
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_shards import Manifest, open_shards
-from gristmill_cli.documents.trace import Fate, Tracer, trace
+from gristmill_cli.documents import tracer as tracer_module
+from gristmill_cli.documents.trace import trace
+from gristmill_cli.documents.tracer import Fate, Tracer
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Apply, Dedup, Filter, Lines, Mix, RunConfig, Tokenizer
 from gristmill_cli.run_records import remove_record
@@ -92,7 +96,7 @@ def test_the_ways_of_all_records_are_those_of_the_funnel(config: RunConfig) -> N
 
 def test_places_are_those_of_the_tokens_and_lead_back(config: RunConfig) -> None:
     tracer = Tracer(config)
-    order = tracer._token_order()
+    order = tracer._token_order
     model = sentencepiece.SentencePieceProcessor(model_file=str(config.out / "tokenizer/tokenizer.model"))
     text_of = {document.key: document.text for document in read_corpus(config.out / "lines")}
     places = {key: order.places_of(key) for key in text_of}
@@ -144,7 +148,7 @@ def test_an_id_a_place_and_a_key_of_a_report_lead_to_the_raw_record(config: RunC
     ((_, by_id),) = tracer.find("own-9")
     place = next(fate.outcome for fate in by_id if fate.stage == "encode").partition(";")[0]
     ((title, by_place),) = tracer.find(place)
-    assert title == "own/a.jsonl@10" and by_place == by_id
+    assert title == "own/a.jsonl@10" and [fate.outcome for fate in by_place] == [fate.outcome for fate in by_id]
     clean = next(document for document in read_corpus(config.out / "lines") if document.own_id == "own-20")
     assert clean.key == DocKey("own/a.jsonl", 18)
     titles = [title for title, _ in tracer.find(str(clean.key))]
@@ -157,7 +161,7 @@ def test_the_line_for_a_list_takes_the_document_down(config: RunConfig, tmp_path
     shutil.copytree(config.out, out)
     ((title, fates),) = Tracer(config).find("own-8")
     (line,) = line_for(fates)
-    assert title == "own/a.jsonl@9" and re.fullmatch(r"drop sha256:[0-9a-f]{32} own/a\.jsonl@7", line)
+    assert title == "own/a.jsonl@9" and re.fullmatch(r"drop sha256:[0-9a-f]{32} own-8", line)
     listed = tmp_path / "take-down.txt"
     listed.write_text(f"{line}\n")
     run(replace(config, out=out, keep_list=listed))
@@ -225,11 +229,20 @@ def test_a_document_stays_down_when_its_row_or_file_is_another(tmp_path: Path, c
     file = tmp_path / "corpus" / "press" / "a.jsonl"
     records[19]["text"] += " and more"
     write_records(file, records)
-    with pytest.raises(InputError, match=r"line 3: no document has the text .*if it is gone, write `gone` for `drop`"):
+    with pytest.raises(InputError, match=r"line 3: no document has the text .*`gristmill trace OUT --file .* anew"):
         run(config)
     ((_, fates),) = Tracer(config).find("web-20")
-    assert line_for(fates)[0] not in listed.read_text()
-    listed.write_text(listed.read_text().replace(line_of_changed, f"gone{line_of_changed[4:]}"))
+    (line_of_today,) = line_for(fates)
+    assert line_of_today not in listed.read_text() and line_of_today.endswith(" web-20")
+    before = listed.read_text()
+    assert renewed(config.out, listed, capsys) == before.replace(line_of_changed, line_of_today)
+    records[19]["id"] = "another"
+    write_records(file, records)
+    anew = renewed(config.out, listed, capsys)
+    assert anew == before.replace(line_of_changed, f"gone{line_of_changed[4:]}")
+    records[19]["id"] = "web-20"
+    write_records(file, records)
+    listed.write_text(anew)
     assert left_out() == ["web-19", "web-25"]
     records[19]["text"] = texts[20]
     write_records(file, records)
@@ -238,6 +251,81 @@ def test_a_document_stays_down_when_its_row_or_file_is_another(tmp_path: Path, c
     listed.write_text("drop press/a.jsonl@3\n")
     assert left_out() == [records[3]["id"]]
     assert "1 document to drop by FILE@ROW: if files or rules change" in capsys.readouterr().err
+
+
+def renewed(out: Path, listed: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return a list of take-downs, written anew."""
+    capsys.readouterr()
+    trace(out, file=listed, lines=True)
+    return capsys.readouterr().out
+
+
+def test_a_list_is_renewed_after_a_rule_rewrites_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines lead to the same documents as before: by an id, by a row of the raw corpus, and of one kept instead."""
+    words = [f"word{number}" for number in range(60)]
+    texts = [" ".join(f"{word}of{row}" for word in words) + f" ask miller{row}@mills.org" for row in range(12)]
+    texts[0] = "too short"
+    texts[9] = texts[8].replace("word3of8 ", "")
+    file = tmp_path / "corpus" / "web" / "a.jsonl"
+    file.parent.mkdir(parents=True)
+    write_records(file, [{"text": text, "id": f"web-{row}"} for row, text in enumerate(texts)])
+    rules = tmp_path / "rules.toml"
+    rules.write_text("words = { min = 10 }\n")
+    listed = tmp_path / "take-down.txt"
+    config = RunConfig(
+        tmp_path / "corpus", tmp_path / "out", workers=1, recipe=str(rules), filter=Filter(0), mix=Mix(holdout=0),
+        until="mix",
+    )  # fmt: skip
+    run(config)
+    capsys.readouterr()
+    trace(config.out, ("web-3", "web/a.jsonl@5", "web-9"), lines=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ", 2)[2] for line in lines] == ["web-3", "web/a.jsonl@5", "web-9", "web/a.jsonl@8"]
+    listed.write_text("# by request\n" + "".join(f"{line}\n" for line in lines) + "keep web/a.jsonl@2\n")
+    config = replace(config, keep_list=listed)
+    run(config)
+    rules.write_text("words = { min = 10 }\npersonal = { mail = true }\n")
+    with pytest.raises(InputError, match=r"line 2: no document has the text .*and so of 3 other lines"):
+        run(config)
+    anew = renewed(config.out, listed, capsys)
+    assert anew.splitlines()[0] == "# by request" and anew.splitlines()[-1] == "keep web/a.jsonl@2"
+    assert [line.split()[-1] for line in anew.splitlines()] == [
+        line.split()[-1] for line in listed.read_text().splitlines()
+    ]
+    assert anew != listed.read_text()
+    listed.write_text(anew)
+    assert renewed(config.out, listed, capsys) == anew
+    run(config)
+    down = Tracer(config).find_all([f"web-{row}" for row in range(12)])
+    outcomes = {name: way.fates[-1].outcome for name, (way,) in down.items()}
+    assert {name for name, outcome in outcomes.items() if outcome == "left out: in your list"} == {
+        "web-3", "web-5", "web-8", "web-9"
+    }  # fmt: skip
+
+
+def test_many_documents_are_read_at_once(
+    config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [*(f"own-{row}" for row in range(40)), "own/a.jsonl@2", "train@3", "own-9", "nobody"]
+    (tmp_path / "names.txt").write_text("# of today\n\n" + "".join(f"{name}\n" for name in names))
+    alone = [(title, fates) for name in names[:5] for title, fates in Tracer(config).find(name)]
+    reads = list[str]()
+    read = tracer_module.read_documents
+
+    def noted(part: Slice, *words: Any) -> Iterator[Document]:
+        reads.append(part.name)
+        return read(part, *words)
+
+    monkeypatch.setattr(tracer_module, "read_documents", noted)
+    with pytest.raises(UsageError, match=r"1 of 43 documents not found: .*'nobody'"):
+        trace(config.out, file=tmp_path / "names.txt", json=True)
+    assert len(reads) == len(set(reads)) > 3
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert list(dict.fromkeys(record["document"] for record in records)) == list(dict.fromkeys(names))
+    assert "error" in records[-1] and records[-2]["stages"][-1]["stage"] == "encode"
+    for record, (title, fates) in zip(records, alone, strict=False):
+        assert record["key"] == title
+        assert [Fate(**stage) for stage in record["stages"]] == [replace(fate, lines=()) for fate in fates]
 
 
 def test_the_command_prints_each_stage(config: RunConfig) -> None:
@@ -259,7 +347,7 @@ def test_the_command_prints_each_stage(config: RunConfig) -> None:
 )
 def test_a_document_that_is_none_is_said_so(config: RunConfig, document: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        trace(config.out, document)
+        trace(config.out, (document,))
 
 
 def test_a_run_that_was_killed_in_its_first_stage_says_so(config: RunConfig, tmp_path: Path) -> None:
@@ -268,7 +356,7 @@ def test_a_run_that_was_killed_in_its_first_stage_says_so(config: RunConfig, tmp
     for stage in plan_stages(config):
         remove_record(killed, stage)
     with pytest.raises(UsageError, match=r"normalize_text has not finished, which notes what became of own/a.jsonl@9"):
-        trace(killed, "own-8")
+        trace(killed, ("own-8",))
 
 
 def test_two_documents_of_one_id_are_named(config: RunConfig, tmp_path: Path) -> None:
@@ -279,12 +367,12 @@ def test_two_documents_of_one_id_are_named(config: RunConfig, tmp_path: Path) ->
     with pytest.raises(
         UsageError, match=r"2 documents have the id or url 'same': give the key of one, of web/a\.jsonl@0"
     ):
-        trace(small.out, "same")
+        trace(small.out, ("same",))
 
 
 def test_the_commands_of_the_page(config: RunConfig) -> None:
     (block,) = commands("guides/trace.md")
-    block = block.replace("$OUT/run", "$OUT/out").replace("book/a.jsonl@12", "book/b.jsonl@12")
+    block = block.replace("$OUT/run", "$OUT/out").replace("book/a.jsonl", "book/b.jsonl")
     done = shell(block, on_one_core=True, OUT=str(config.out.parent))
     assert done.returncode == 0, done.stderr
     assert "book/b.jsonl@12" in done.stdout and "tokens/train/tokens_00000@0" in done.stdout

@@ -1,0 +1,422 @@
+"""Tracer: what became of documents, stage by stage, from the raw file to the places among the tokens, and back."""
+
+import re
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gristmill.counts import HELD_OUT, SKIPPED, Counts
+from gristmill.engine.execution.staging import local_copies
+from gristmill.errors import DamagedFile, InputError, UsageError
+from gristmill.io.documents import ONE_SLICE, DocKey, slices_at
+from gristmill.io.facts import INDEX_FILE, read_index
+from gristmill.io.readers import read_documents
+from gristmill.io.token_shards import Manifest
+from gristmill.steps import FORM_CHARACTERS
+from gristmill.storage.files import is_file
+from gristmill.wording import count_of
+from gristmill_cli.documents.document_scores import describe_scores
+from gristmill_cli.documents.duplicates import DUPLICATES
+from gristmill_cli.documents.id_search import IdSearch
+from gristmill_cli.documents.table_cache import TableCache
+from gristmill_cli.documents.takedown import describe_takedown, line_of
+from gristmill_cli.run_check import scan_inputs
+from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run_records import load_record
+from gristmill_cli.stages.apply import ApplyFunction
+from gristmill_cli.stages.mix import DecideMix
+from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus, plan_stages
+from gristmill_cli.stages.spec import StageSpec
+from preprocessing.apply import failed_path
+from preprocessing.mixing.decisions import HELD_OUT_COPY
+from preprocessing.mixing.drops import LISTED
+from preprocessing.mixing.mix_manifest import MixManifest, read_order
+from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace
+from preprocessing.steps.normalise import web_libraries
+from preprocessing.steps.text_digest import TEXT_DIGEST
+
+_PLACE = re.compile(rf"(?:tokens/)?({TRAIN}|{HELD_OUT})(?:/(tokens_\d+))?@(\d+)")
+_KEY = re.compile(r".+/.+@\d+")
+_MAX_KEYS = 5  # of documents with one id that are named
+_FACTS = ("file", "row", FORM_CHARACTERS, "form_bytes", *TEXT_DIGEST)
+_RAW_COLUMNS = ("raw_file", "raw_row", "file", "row", "reason", "value", "detail", "raw_bytes", "bytes")
+
+
+@dataclass(frozen=True)
+class RawRecord:
+    """What the first stage did with a record: its keys in the raw corpus and in what was written, or why it is not."""
+
+    raw: DocKey
+    written: DocKey | None
+    outcome: str
+    is_skipped: bool = False  # of a web archive: it is no document, and has the key of the next one
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What a stage did with a document, in words."""
+
+    stage: str
+    outcome: str
+    lines: tuple[str, ...] = ()  # of a list, to copy
+
+
+@dataclass
+class Way:
+    """What became of a record: its `title`, its fates stage by stage, and the lines of a list that take it down."""
+
+    title: str
+    fates: list[Fate]
+    take_down: tuple[str, ...] = ()
+    in_tokens: DocKey | None = None  # its key in what was mixed, where that was encoded
+
+
+class Tracer:
+    """Follows documents through the records of a run."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.out = config.out
+        self.cleaning = [stage for stage in plan_stages(config) if stage.losses]  # they rewrite texts
+        self._tables = TableCache()
+
+    def find(self, document: str) -> Iterator[tuple[str, list[Fate]]]:
+        """Yield a title and the fates of each record that is meant. Raises UsageError if there is none."""
+        ways = self.find_all([document])[document]
+        if isinstance(ways, UsageError):
+            raise ways
+        for way in ways:
+            yield way.title, way.fates
+
+    def find_all(self, documents: Collection[str], only_raw: Collection[str] = ()) -> dict[str, list[Way] | UsageError]:
+        """Return the ways of the records that each document's name means, or why there are none.
+
+        The raw corpus is read once for all ids and urls, and the decisions of the mix once for all places. Keys among
+        `only_raw` are those of the raw corpus alone.
+        """
+        ids = [name for name in documents if not _PLACE.fullmatch(name) and not _KEY.fullmatch(name)]
+        searched = self._search(ids) if ids else None
+        found = dict[str, list[Way] | UsageError]()
+        for name in dict.fromkeys(documents):
+            try:
+                found[name] = list(self._find(name, searched, is_mixed=name not in only_raw))
+            except UsageError as error:
+                found[name] = error
+        self._add_places([way for ways in found.values() if not isinstance(ways, UsageError) for way in ways])
+        return found
+
+    def _find(self, name: str, searched: IdSearch | None, is_mixed: bool) -> Iterator[Way]:
+        """Yield the ways of the records that a document's name means, without the places among the tokens."""
+        place = _PLACE.fullmatch(name)
+        if place:
+            key = self._token_order.key_at(self._place(place[1], place[2], int(place[3])))
+            yield from self._by_key(key, is_raw=False, is_mixed=True)
+        elif _KEY.fullmatch(name):
+            yield from self._by_key(DocKey.parse(name), is_raw=True, is_mixed=is_mixed)
+        else:
+            assert searched is not None
+            yield from self._by_id(name, searched)
+
+    def keys_in_tokens(self, set_name: str, numbers: Iterable[int]) -> dict[int, DocKey]:
+        """Return the keys in what was mixed of documents of the train set or the holdout, by their numbers there."""
+        return self._token_order.keys_at(set_name, numbers)
+
+    def raw_keys(self, keys: Iterable[DocKey]) -> dict[DocKey, DocKey]:
+        """Return the keys in the raw corpus of documents, where they were noted, given the keys in what was mixed.
+
+        What a function of the user yields (`apply`) has none.
+        """
+        facts = facts_of_raw_corpus(self.config)
+        if self.config.apply.function or not is_file(facts / INDEX_FILE):
+            return {}
+        mixed_of = {self._before_cleaning(key): key for key in set(keys)}
+        rows_of = dict[str, list[int]]()
+        for key in mixed_of:
+            rows_of.setdefault(key.file, []).append(key.row)
+        with local_copies([facts / INDEX_FILE]) as (index,):
+            files = read_index(index)
+        found = dict[DocKey, DocKey]()
+        for file in files:
+            for name in {part.file for part in file.slices} & rows_of.keys():
+                columns = ["raw_file", "raw_row", "row"]
+                rows = self._tables.select(facts / file.path, columns, {"file": name}, {"row": rows_of[name]})
+                for row in rows:
+                    mixed = mixed_of.get(DocKey(name, row["row"]))
+                    if mixed is not None:
+                        found[mixed] = DocKey(row["raw_file"], row["raw_row"])
+        return found
+
+    def _follow(self, record: RawRecord, name: str = "") -> Way:
+        """Return the way of a record of the raw corpus through each stage that has finished, places aside.
+
+        `name` is how the lines that take it down name it: by default its key.
+        """
+        fates = [Fate(FIRST_STAGE, record.outcome)]
+        way = Way(str(record.raw), fates)
+        key = record.written
+        if key is None:
+            return way
+        if self.config.apply.function:
+            failed = failed_path(self.out / ApplyFunction.output)
+            if is_file(failed):
+                rows = self._tables.select(failed, None, _columns_of(key))
+                if rows:
+                    fates.append(Fate("apply", f"removed: {rows[0]['rule']}, {rows[0]['detail']}"))
+                    return way
+            fates.append(Fate("apply", "a function of yours read it: what that yields has keys of its own"))
+            return way
+        for stage in self.cleaning:
+            if load_record(self.out, stage.name):
+                key, outcome = self._after(stage, key)
+                fates.append(Fate(stage.name, outcome))
+                if key is None:
+                    return way
+        self._follow_mixed(way, key, name or str(record.raw))
+        return way
+
+    def _by_key(self, key: DocKey, is_raw: bool, is_mixed: bool, name: str = "") -> Iterator[Way]:
+        """Yield the ways of the records with this key: in the raw corpus, or in what was mixed of it, or in both."""
+        records = self._raw_records(key, "raw_file", "raw_row") if is_raw else []
+        written = self._before_cleaning(key)
+        if is_mixed and not self.config.apply.function:
+            known = {record.raw for record in records}
+            mixed = self._raw_records(written, "file", "row")
+            records += [record for record in mixed if record.raw not in known]
+        documents = [record for record in records if not record.is_skipped]
+        for record in documents or records:
+            yield self._follow(record, name)
+        if not records:
+            way = Way(f"{key} in what was mixed", [])
+            if is_mixed:
+                self._follow_mixed(way, key, str(key))
+            if not way.fates and not load_record(self.out, FIRST_STAGE):
+                raise UsageError(
+                    f"{self.out}: {FIRST_STAGE} has not finished, which notes what became of {key}: run the same "
+                    "`gristmill run` again, then trace it"
+                )
+            if not way.fates:
+                raise UsageError(
+                    f"{self.out} knows no document {key}: expected a key FILE@ROW (rows from 0) of the corpus, an id, "
+                    "a url, or a place in the tokens such as train@17"
+                )
+            yield way
+
+    def _raw_records(self, key: DocKey, file_column: str, row_column: str) -> list[RawRecord]:
+        """Return the records of the first stage whose key in these columns is this one."""
+        facts = facts_of_raw_corpus(self.config)
+        if not is_file(facts / INDEX_FILE):
+            return []
+        with local_copies([facts / INDEX_FILE]) as (index,):
+            files = read_index(index)
+        found = list[RawRecord]()
+        for file in files:
+            is_elsewhere = file_column == "file" and all(
+                part.file != key.file or not part.first <= key.row < part.end for part in file.slices
+            )
+            if is_elsewhere:
+                continue
+            rows = self._tables.select(facts / file.path, _RAW_COLUMNS, {file_column: key.file, row_column: key.row})
+            found += [_to_record(row) for row in rows]
+        return found
+
+    def _before_cleaning(self, key: DocKey) -> DocKey:
+        """Return the key that a document had after the first stage, given that in what was mixed."""
+        for stage in reversed(self.cleaning):
+            if load_record(self.out, stage.name):
+                for removed in self._removed_rows(stage, key.file):
+                    if removed > key.row:
+                        break
+                    key = DocKey(key.file, key.row + 1)
+        return key
+
+    def _after(self, stage: StageSpec, key: DocKey) -> tuple[DocKey | None, str]:
+        """Return the key of a document after a stage that rewrites texts, None if it went, and what was done."""
+        rows = self._tables.select(_losses(self.out, stage), None, _columns_of(key))
+        removed = self._removed_rows(stage, key.file)
+        if rows and rows[0]["removed"]:
+            return None, f"removed: {stage.describe_loss(rows)}"
+        after = DocKey(key.file, key.row - sum(row < key.row for row in removed))
+        return after, stage.describe_loss(rows) if rows else "unchanged"
+
+    def _removed_rows(self, stage: StageSpec, file: str) -> list[int]:
+        """Return the rows of a file that a stage removed, ascending."""
+        rows = self._tables.select(_losses(self.out, stage), ["row", "removed"], {"file": file, "removed": True})
+        return sorted({row["row"] for row in rows})
+
+    def _follow_mixed(self, way: Way, key: DocKey, name: str) -> None:
+        """Add to a way what the stages did that read no text, given the key in what was mixed; places aside.
+
+        `name` is how the lines that take the document down name it.
+        """
+        fates = way.fates
+        fact = self._fact(key)
+        if load_record(self.out, "filter") and fact:
+            is_short = self.is_short(fact)
+            length = f"{fact[FORM_CHARACTERS]:,} characters without punctuation"
+            fates.append(Fate("filter", f"short: {length}" if is_short else length))
+        scores = describe_scores(self.config, key)
+        if load_record(self.out, "choose_by_score") and scores:
+            fates.append(Fate("choose_by_score", scores))
+        kept = None
+        if load_record(self.out, "generate_duplicates_dict") and fact:
+            kept, outcome = self._similarity(key)
+            fates.append(Fate("generate_duplicates_dict", outcome))
+        row = self._decision(key)
+        if fact:
+            is_down = row is not None and row["reason"] == LISTED
+            lines = [line_of(fact, name)]
+            if kept and (fact_of_kept := self._fact(kept)):
+                lines.append(line_of(fact_of_kept, str(self._raw_key(kept))))
+            way.take_down = tuple(lines)
+            fates.append(Fate("--keep_list", *describe_takedown(self.config.keep_list, is_down, fact, way.take_down)))
+        if row:
+            fates.append(Fate(DecideMix.name, _describe_decision(row)))
+        if row and row["copies"] and is_file(self.out / "tokens" / "order.json"):
+            way.in_tokens = key
+
+    def _add_places(self, ways: Iterable[Way]) -> None:
+        """Add their places among the tokens to the ways of documents that were encoded."""
+        encoded = [(way, way.in_tokens) for way in ways if way.in_tokens]
+        places_of = self._token_order.places_of_all({key for _, key in encoded}) if encoded else {}
+        for way, key in encoded:
+            way.fates.append(Fate("encode", "; ".join(map(self._shard_of, places_of[key]))))
+
+    def _raw_key(self, key: DocKey) -> DocKey:
+        """Return the key in the raw corpus of a document, given that in what was mixed, or that where none is known."""
+        records = [] if self.config.apply.function else self._raw_records(self._before_cleaning(key), "file", "row")
+        return records[0].raw if records else key
+
+    def is_short(self, fact: dict[str, Any]) -> bool:
+        """Return whether a document with such facts is below the threshold of the run."""
+        spec = self.config.filter
+        size = fact[FORM_CHARACTERS] if spec.unit == "character" else fact["form_bytes"]
+        return bool(size < spec.threshold)
+
+    def _fact(self, key: DocKey) -> dict[str, Any] | None:
+        facts = self.out / "facts"
+        if not is_file(facts / INDEX_FILE):
+            return None
+        with local_copies([facts / INDEX_FILE]) as (index,):
+            files = read_index(index)
+        for file in files:
+            if any(part.file == key.file and part.first <= key.row < part.end for part in file.slices):
+                rows = self._tables.select(facts / file.path, _FACTS, _columns_of(key))
+                return rows[0] if rows else None
+        return None
+
+    def _similarity(self, key: DocKey) -> tuple[DocKey | None, str]:
+        """Return the document that is kept in place of this one, if there is one, and what the comparison found."""
+        table = self.out / DUPLICATES
+        removed = self._tables.select(table, None, _columns_of(key))
+        others = self._tables.select(table, ["file", "row"], {"kept_file": key.file, "kept_row": key.row})
+        if removed:
+            pair = removed[0]
+            kept = DocKey(pair["kept_file"], pair["kept_row"])
+            similarity = pair["similarity"]
+            measured = "" if similarity is None else f", similarity {similarity:.3g}"
+            return kept, f"duplicate of {kept}{measured}"
+        return None, f"kept in place of {count_of(len(others), 'other')}" if others else "no duplicate"
+
+    def _decision(self, key: DocKey) -> dict[str, Any] | None:
+        folder = DecideMix().path(self.config)
+        if not load_record(self.out, DecideMix.name):
+            return None
+        for file in MixManifest.load(folder).files:
+            if any(part.file == key.file and part.first <= key.row < part.end for part in file.slices):
+                rows = self._tables.select(folder / file.path, None, _columns_of(key))
+                return rows[0] if rows else None
+        return None
+
+    @cached_property
+    def _token_order(self) -> DocumentPlaces:
+        return DocumentPlaces(DecideMix().path(self.config), read_order(self.out / "tokens").parts)
+
+    def _shard_of(self, place: TokenPlace) -> str:
+        number = place.number
+        for shard in Manifest.load(self.out / "tokens" / place.set_name).shards:
+            if number < shard.documents:
+                return f"tokens/{place.set_name}/{shard.name}@{number}"
+            number -= shard.documents
+        raise InputError(f"{self.out}/tokens/{place.set_name} has fewer documents than the mix: run the same run again")
+
+    def _place(self, set_name: str, shard_name: str | None, number: int) -> TokenPlace:
+        """Return a place, given its number in a shard, or in the set if no shard is named."""
+        if shard_name is None:
+            return TokenPlace(set_name, number)
+        before = 0
+        for shard in Manifest.load(self.out / "tokens" / set_name).shards:
+            if shard.name == shard_name:
+                if number < shard.documents:
+                    return TokenPlace(set_name, before + number)
+                raise UsageError(f"{shard_name}@{number}: expected a document from 0 to {shard.documents - 1:,}")
+            before += shard.documents
+        raise UsageError(f"tokens/{set_name} has no shard {shard_name}: expected one such as tokens_00000")
+
+    def _search(self, ids: Sequence[str]) -> IdSearch:
+        """Read the raw corpus, and return where these ids and urls are."""
+        with tempfile.TemporaryDirectory() as folder:
+            search = IdSearch(Path(folder) / "malformed", frozenset(ids))
+            files = scan_inputs(self.config, self.config.corpus).files
+            web_libraries(file.name for file in files)  # raises if they are missing
+            for file in files:
+                with local_copies([file.path]) as (copy,), suppress(DamagedFile):  # the run left it out, too
+                    (part,) = slices_at(replace(file, path=copy), ONE_SLICE)
+                    for document in read_documents(part, Counts({}, []), search.of(file.name)):
+                        search.look_at(document)
+        return search
+
+    def _by_id(self, wanted: str, searched: IdSearch) -> Iterator[Way]:
+        """Yield the way of the record with this id or url: a document, else a malformed or a skipped record.
+
+        Raises UsageError unless it is one.
+        """
+        keys = searched.documents[wanted] or searched.malformed[wanted]
+        if not keys and searched.skipped[wanted]:
+            for key, reason in searched.skipped[wanted]:
+                yield Way(f"{wanted} in {key.file}", [Fate(FIRST_STAGE, f"removed: {reason}")])
+            return
+        if not keys:
+            raise UsageError(f"{self.config.corpus} has no document with the id or url {wanted!r}; try a key FILE@ROW")
+        if len(keys) > 1:
+            named = ", ".join(map(str, keys[:_MAX_KEYS]))
+            raise UsageError(f"{len(keys):,} documents have the id or url {wanted!r}: give the key of one, of {named}")
+        yield from self._by_key(keys[0], is_raw=True, is_mixed=False, name=wanted)
+
+
+def _to_record(row: dict[str, Any]) -> RawRecord:
+    raw = DocKey(row["raw_file"], row["raw_row"])
+    if row["row"] is not None:
+        change = row["raw_bytes"] - row["bytes"]
+        changed = ""
+        if change:
+            changed = f", {abs(change):,} bytes {'shorter' if change > 0 else 'longer'}"
+        key = DocKey(row["file"], row["row"])
+        return RawRecord(raw, key, f"kept as {key}{changed}")
+    value = "" if row["value"] is None else f" ({row['value']:.4g})"
+    detail = f", {row['detail']}" if row["detail"] else ""
+    is_skipped = row["reason"].startswith(f"{SKIPPED}: ")
+    return RawRecord(raw, None, f"removed: {row['reason']}{value}{detail}", is_skipped)
+
+
+def _losses(out: Path, stage: StageSpec) -> Path:
+    """Return the table of what documents lost in a stage."""
+    assert stage.losses is not None, stage.name
+    return out / stage.losses
+
+
+def _describe_decision(row: dict[str, Any]) -> str:
+    copies = row["copies"]
+    if copies == HELD_OUT_COPY:
+        return "held out"
+    if not copies:
+        reason = str(row["reason"])
+        return reason if reason.startswith("left out") else f"left out: {reason}"
+    return "in the train set" if copies == 1 else f"in the train set {copies} times"
+
+
+def _columns_of(key: DocKey) -> dict[str, Any]:
+    return {"file": key.file, "row": key.row}
