@@ -4,6 +4,7 @@ Single products, a stream through memory, the trainer's own steps of two small m
 The shortest of several times counts, and but for collectives the processor's own: other work only adds to it.
 """
 
+import itertools
 import math
 import platform
 import time
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.budget import free_memory, usable_cores
-from gristmill_planner.compute_time import layer_work
+from gristmill_planner.compute_time import Product, layer_work
 from gristmill_planner.fitted_constants import Constants
 from gristmill_planner.hardware import Device
 from training.distributed.rank_pool import RankPool
@@ -29,7 +30,7 @@ from training.parallel.mesh import build_world
 from training.parallel.parallelize import parallelize
 
 _REPEATS = 7
-_PRODUCTS = [(m, n, k) for m in (64, 512) for n in (64, 512) for k in (32, 128, 512)]
+_PRODUCTS = list(itertools.product((64, 512), (64, 512), (32, 128, 512)))  # m, n and k
 _STREAM = 1 << 23  # elements, more than caches hold
 _REDUCED = (1 << 10, 1 << 21)  # elements of the two all-reduces
 _SEQ_LEN = 128
@@ -61,15 +62,17 @@ def calibrate(pool: RankPool, repeats: int = _REPEATS) -> tuple[Device, Constant
 
 
 def step_seconds(model: ModelConfig, layout: ParallelConfig, sequences: int, steps: int) -> dict[str, float]:
-    """Train `steps` steps of `sequences` as one of the ranks: the shortest seconds of a step, and of those that one
-    process computes for its passes and for its update."""
+    """Train `steps` steps of `sequences` as one of the ranks, and return the shortest seconds of a step.
+
+    Also those that one process computes for its passes, and for its update.
+    """
     layout = layout.resolve(dist.get_world_size(), model, model.context)
     world = build_world(layout, torch.device("cpu"))
     part = parallelize(meta_decoder(model), layout, world, 1)
     optimizer = build_optimizer(part.params, OptimConfig(), rank=world.rank)
     tokens = torch.randint(model.vocab_size, (sequences // layout.dp, model.context + 1))
     batch = TokenBatch(tokens[:, :-1], tokens[:, 1:], torch.arange(len(tokens)))
-    found = dict.fromkeys(("step", "passes", "update"), math.inf)
+    shortest = dict.fromkeys(("step", "passes", "update"), math.inf)
     for _ in range(steps + 1):  # the first one allocates
         dist.barrier()
         started = time.perf_counter()
@@ -86,8 +89,8 @@ def step_seconds(model: ModelConfig, layout: ParallelConfig, sequences: int, ste
             "passes": passed - began,
             "update": time.process_time() - passed,
         }
-        found = {name: min(found[name], seconds) for name, seconds in now.items()}
-    return found
+        shortest = {name: min(shortest[name], seconds) for name, seconds in now.items()}
+    return shortest
 
 
 def _shortest(work: Callable[[], object], repeats: int, clock: Callable[[], float] = time.process_time) -> float:
@@ -101,7 +104,7 @@ def _shortest(work: Callable[[], object], repeats: int, clock: Callable[[], floa
 
 
 def _product_rate(repeats: int) -> tuple[float, float]:
-    """FLOP/s of long products, and the length of the summed side at which a product reaches half of them.
+    """Return the FLOP/s of long products, and the length of the summed side at which a product reaches half of them.
 
     Seconds are 2 m n k / rate + 2 m n depth / rate + latency, linear in what is unknown.
     """
@@ -109,7 +112,8 @@ def _product_rate(repeats: int) -> tuple[float, float]:
     for m, n, k in _PRODUCTS:
         a = torch.randn(m, k)
         b = torch.randn(k, n)
-        rows.append((2.0 * m * n * k, 2.0 * m * n, 1.0, _shortest(lambda a=a, b=b: a @ b, 5 * repeats)))  # type: ignore[misc]
+        seconds = _shortest(lambda a=a, b=b: a @ b, 5 * repeats)  # type: ignore[misc]
+        rows.append((2.0 * m * n * k, 2.0 * m * n, 1.0, seconds))
     table = np.array(rows)
     weighted = table[:, :3] / table[:, 3:]
     per_flop, per_element, _ = np.linalg.lstsq(weighted, np.ones(len(table)), rcond=None)[0]
@@ -117,8 +121,10 @@ def _product_rate(repeats: int) -> tuple[float, float]:
 
 
 def _stream_rate(repeats: int) -> float:
-    """Bytes/s that are read and written."""
-    a, b, out = (torch.ones(_STREAM) for _ in range(3))
+    """Return the bytes/s that are read and written."""
+    a = torch.ones(_STREAM)
+    b = torch.ones(_STREAM)
+    out = torch.ones(_STREAM)
     return 3 * 4 * _STREAM / _shortest(lambda: torch.add(a, b, out=out), repeats)
 
 
@@ -127,13 +133,14 @@ def _small_model(layers: int) -> ModelConfig:
 
 
 def _layer_seconds(sequences: int, repeats: int) -> float:
-    """Seconds of a layer's forward and backward pass: what steps of five layers take longer than steps of one."""
-    few, more = (step_seconds(_small_model(layers), ParallelConfig(), sequences, repeats) for layers in (1, 5))
-    return (more["passes"] - few["passes"]) / 4
+    """Return the seconds of a layer's passes: by how much steps of five layers take longer than steps of one."""
+    of_one = step_seconds(_small_model(1), ParallelConfig(), sequences, repeats)
+    of_five = step_seconds(_small_model(5), ParallelConfig(), sequences, repeats)
+    return (of_five["passes"] - of_one["passes"]) / 4
 
 
 def _in_layers(layers: list[float], rate: float, depth: float, bandwidth: float) -> tuple[float, float]:
-    """Share of the products' rate that layers reach, and seconds that each product takes longer there.
+    """Return the share of the products' rate that layers reach, and seconds that each product takes longer there.
 
     From layers of two sizes, whose other kernels are taken to be bound by memory: seconds are products / share +
     traffic / bandwidth + latency x number of products.
@@ -142,9 +149,13 @@ def _in_layers(layers: list[float], rate: float, depth: float, bandwidth: float)
     left = []
     for sequences, seconds in zip(_SEQUENCES, layers, strict=True):
         work = layer_work(_small_model(1), sequences, _SEQ_LEN)
-        products = [each for product in work.products for each in (product, *product.backward())]
-        streamed = 4 * sum(each.elements for each in products) / (0.9 * bandwidth) + 3 * 2 * work.traffic / bandwidth
-        rows.append((sum(each.flops * (1 + depth / each.k) for each in products) / rate, len(products)))
+        products = list[Product]()
+        for product in work.products:
+            products += (product, *product.backward())
+        elements = sum(product.elements for product in products)
+        streamed = 4 * elements / (0.9 * bandwidth) + 3 * 2 * work.traffic / bandwidth
+        flops = sum(product.flops * (1 + depth / product.k) for product in products)
+        rows.append((flops / rate, len(products)))
         left.append(seconds - streamed)
     slower, _ = np.linalg.solve(np.array(rows), np.array(left))
     slower = max(slower, 1.0)  # no faster than the products alone
@@ -152,11 +163,12 @@ def _in_layers(layers: list[float], rate: float, depth: float, bandwidth: float)
 
 
 def _all_reduce(repeats: int) -> tuple[float, float]:
-    """Latency of a collective of two processes, and the bytes/s of its ring."""
+    """Return the latency of a collective of two processes, and the bytes/s of its ring."""
 
     def seconds(numel: int) -> float:
         values = torch.ones(numel)
         return _shortest(lambda: dist.all_reduce(values), 5 * repeats, time.perf_counter)
 
-    small, large = (seconds(numel) for numel in _REDUCED)
+    small = seconds(_REDUCED[0])
+    large = seconds(_REDUCED[1])
     return small, 4 * (_REDUCED[1] - _REDUCED[0]) / max(large - small, 1e-9)

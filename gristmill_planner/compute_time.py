@@ -32,7 +32,7 @@ class Product:
 
     @property
     def elements(self) -> float:
-        """Read and written, if each matrix passes once."""
+        """Return the elements read and written, if each matrix passes once."""
         return self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
 
     def backward(self) -> "tuple[Product, Product]":
@@ -84,7 +84,10 @@ def layer_work(
     sparse = len(model.sparse_layers) / model.layers
     gates = 2 if model.is_gated else 1
     of_heads = tuple(_attention_products(model, seq_len, sequences * heads))
-    into_heads = _latent(model, tokens, parts) if model.kv_lora_rank else _heads(model, tokens, parts, tensor)
+    if model.kv_lora_rank:
+        into_heads = _latent(model, tokens, parts)
+    else:
+        into_heads = _heads(model, tokens, parts, tensor)
     out_of_heads = _matrix(tokens, width, model.value_width, parts, tensor, by_inputs=True)
     products = (*into_heads, *of_heads, out_of_heads)
     for count, rows, features in _mlps(model, tokens, ep, sparse):
@@ -97,7 +100,9 @@ def layer_work(
     whole += sparse * model.experts_per_token * _ROW_PASSES * width
     divided = 2 * attention + (gates + 1) * ffn  # attention's output rearranged, and the activation function
     weights = 0.0 if flash else 2 * heads * seq_len
-    scores = tokens * heads * _scores(model, seq_len, ring) if ring > 1 or model.sinks else 0.0
+    scores = 0.0
+    if ring > 1 or model.sinks:
+        scores = tokens * heads * _scores(model, seq_len, ring)
     traffic = 2.0 * tokens * (whole + divided + weights) + 4.0 * _SCORE_PASSES * scores
     return RankWork(products, traffic, of_heads)
 
@@ -130,7 +135,9 @@ def _mlps(model: ModelConfig, tokens: float, ep: int, sparse: float) -> Iterator
     if sparse < 1:
         yield 1 - sparse, tokens, model.ffn_width
     if sparse:
-        rows = tokens * model.experts_per_token / model.experts * ep * (IMBALANCE if ep > 1 else 1)
+        rows = tokens * model.experts_per_token / model.experts * ep
+        if ep > 1:
+            rows *= IMBALANCE
         yield sparse * model.experts / ep, 8 * math.ceil(rows / 8), model.expert_width  # a grouped product aligns them
     if model.shared_experts:
         yield sparse, tokens, model.shared_experts * model.expert_width
@@ -244,7 +251,7 @@ assumed, not fitted).
 
 
 def product_time(product: Product, device: Device, constants: Constants) -> float:
-    """Seconds of a product: its FLOPs at a rate that saturates with the summed side, its bytes, and a latency.
+    """Return the seconds of a product: FLOPs at a rate that saturates with the summed side, bytes, and a latency.
 
     Tensor cores need rows of a multiple of 8 elements, 16 bytes (NVIDIA, "Matrix Multiplication Background").
     """
@@ -257,7 +264,7 @@ def product_time(product: Product, device: Device, constants: Constants) -> floa
 
 
 def wave_share(product: Product, device: Device) -> float:
-    """Share of the multiprocessors' time that the tiles of a product fill, with the best tile; 1 without those.
+    """Return the share of multiprocessors' time that tiles of a product fill, with the best tile; 1 without those.
 
     Tiles reach over the edges, and the last wave of them leaves multiprocessors idle (NVIDIA, "Matrix Multiplication
     Background", on tile and wave quantization).

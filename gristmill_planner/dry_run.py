@@ -32,6 +32,7 @@ from training.model.batch import TokenBatch
 from training.model.decoder import meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
+from training.optim.optimizer import Optimizer
 from training.parallel.mesh import World, build_world
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -111,19 +112,26 @@ class StepOnMeta(TrafficCounter):
         return self._operators.call(func, args, kwargs)
 
     def count(self, name: str, arguments: list[Any]) -> None:
-        sent = [a for a in arguments if isinstance(a, Tensor)]
-        if any(a.is_floating_point() or a.numel() > 1 for a in sent):  # not the vote; a grid's rows exchange ids
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        if not all(_is_vote(tensor) for tensor in tensors):
             super().count(name, arguments)
+
+
+def _is_vote(tensor: Tensor) -> bool:
+    """Return whether a tensor is a pipeline's vote: one integer; a grid's rows exchange many of them, which are ids."""
+    return tensor.numel() <= 1 and not tensor.is_floating_point()
 
 
 def _not_sent(func: Any, args: Any) -> Any:
     """Return what a collective returns: its work, and if it has outputs those too."""
     work = FakeWork().boxed()
-    return work if len(func._schema.returns) == 1 else (args[0], work)
+    if len(func._schema.returns) == 1:
+        return work
+    return args[0], work
 
 
 class _MetaTensor(NamedTuple):
-    """All that there is of a tensor on the meta device."""
+    """Description of a tensor on the meta device, all that there is of it."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -188,9 +196,9 @@ class DryRun:
     place: dict[str, tuple[int, int]]
     """Index of the rank, and number of ranks, by axis of the mesh."""
     layers: dict[int, range]
-    """Of each of its pipeline stages."""
+    """Layers of each of its pipeline stages."""
     parameters: int
-    """That its modules compute with, before ZeRO-3 shards them; of two tied copies on one rank one."""
+    """Number that its modules compute with, before ZeRO-3 shards them; of two tied copies on one rank one."""
     built: dict[str, int]
     """Bytes of weights, of float32 masters, and of the optimizer's moments with an average of the weights."""
     sent: Traffic
@@ -209,28 +217,15 @@ def try_rank(run: PlannedRun, rank: int) -> DryRun:
     norm over all ranks. Raises UsageError for a rank that there is not, a layout that the trainer refuses, or moments
     that are not on the device.
     """
+    _check(run, rank)
     layout = run.layout
-    devices = run.cluster.devices
-    require(0 <= rank < devices, f"--rank is {rank}; expected 0 to {devices - 1}, as {devices} GPUs have")
-    layout.check(devices, run.model, run.seq_len)
-    states = run.states
     memory = MemoryConfig(run.recompute)
-    require(
-        states.moments == "device",
-        f"--dry_run with memory.optimizer {states.moments}: a dry run builds the optimizer's states on the device "
-        "alone; try memory.optimizer device, or no --dry_run",
-    )
-    require(
-        not run.model.capacity_factor,
-        f"--dry_run with model.capacity_factor {run.model.capacity_factor}: how many tokens are dropped is known in a "
-        "run alone; try it without",
-    )
-    optim = OptimConfig(name=states.name, ema_decay=_ANY_DECAY if states.ema else 0.0)
+    optim = OptimConfig(name=run.states.name, ema_decay=_ANY_DECAY if run.states.ema else 0.0)
+    sequences = run.batch // layout.dp
     with fake_world(layout, rank) as world:
         with FakeCollectives():
             model = parallelize(meta_decoder(run.model), layout, world, 1, run.precision, memory, seq_len=run.seq_len)
             optimizer = build_optimizer(model.params, optim, memory)
-        sequences = run.batch // layout.dp
         if model.pipeline is not None:
             # torch keeps the state of the random numbers of a stage's device, and the meta device has none
             model.pipeline.device = torch.device("cpu")
@@ -241,20 +236,33 @@ def try_rank(run: PlannedRun, rank: int) -> DryRun:
             _step(model, sequences, run.seq_len)
         inputs = traffic_inputs(model, sequences, run.seq_len, run.precision, run.recompute)
         inputs = replace(inputs, chunk_bytes=LOGIT_CHUNK_BYTES["cuda"])
-        moments = list[Tensor]()
-        for values_of_parameter in optimizer.moments().values():
-            moments += values_of_parameter.values()
-        place = {axis.name: (axis.rank, axis.size) for axis in world.axes.values()}
         return DryRun(
-            rank,
-            place,
-            {stage: inputs.stage_layers[stage] for stage in inputs.stages},
-            # FSDP's parameters are DTensors, which have the shapes of the whole
-            sum({id(p.module_param): p.module_param.numel() for p in model.params}.values()),
-            {**_weights(model), "moments": _storage_bytes(moments)},
-            traffic.traffic,
-            expected_traffic(inputs),
+            rank=rank,
+            place={axis.name: (axis.rank, axis.size) for axis in world.axes.values()},
+            layers={stage: inputs.stage_layers[stage] for stage in inputs.stages},
+            parameters=_parameter_count(model),
+            built={**_weights(model), "moments": _moments(optimizer)},
+            sent=traffic.traffic,
+            expected_sent=expected_traffic(inputs),
         )
+
+
+def _check(run: PlannedRun, rank: int) -> None:
+    """Raise UsageError for a rank that there is not, or a run of which a dry run says nothing."""
+    devices = run.cluster.devices
+    require(0 <= rank < devices, f"--rank is {rank}; expected 0 to {devices - 1}, as {devices} GPUs have")
+    run.layout.check(devices, run.model, run.seq_len)
+    moments = run.states.moments
+    require(
+        moments == "device",
+        f"--dry_run with memory.optimizer {moments}: a dry run builds the optimizer's states on the device alone; try "
+        "memory.optimizer device, or no --dry_run",
+    )
+    require(
+        not run.model.capacity_factor,
+        f"--dry_run with model.capacity_factor {run.model.capacity_factor}: how many tokens are dropped is known in a "
+        "run alone; try it without",
+    )
 
 
 def _step(model: ParallelModel, sequences: int, seq_len: int) -> None:
@@ -267,17 +275,34 @@ def _step(model: ParallelModel, sequences: int, seq_len: int) -> None:
     model.all_gather_params()
 
 
+def _parameter_count(model: ParallelModel) -> int:
+    """Return the number of parameters of the rank's modules; FSDP's are DTensors, which have the whole's shapes."""
+    sizes = dict[int, int]()
+    for parameter in model.params:
+        sizes[id(parameter.module_param)] = parameter.module_param.numel()
+    return sum(sizes.values())
+
+
 def _weights(model: ParallelModel) -> dict[str, int]:
     """Return the bytes of modules' parameters, and of those that the optimizer updates, where they are others."""
     modules = list[torch.nn.Parameter]()
     for part in model.parts:
-        modules += [p for p in part.parameters() if not isinstance(p, DTensor)]
-    own = {p.untyped_storage()._cdata for p in modules}
+        modules += [parameter for parameter in part.parameters() if not isinstance(parameter, DTensor)]
+    own = {parameter.untyped_storage()._cdata for parameter in modules}
     masters = dict[int, int]()  # bytes, by the id of the tensor
-    for p in model.params:
-        if p.local.untyped_storage()._cdata not in own:
-            masters[id(p.local)] = p.local.nbytes
+    for parameter in model.params:
+        local = parameter.local
+        if local.untyped_storage()._cdata not in own:
+            masters[id(local)] = local.nbytes
     return {"weights": _storage_bytes(modules), "master": sum(masters.values())}
+
+
+def _moments(optimizer: Optimizer) -> int:
+    """Return the bytes of the optimizer's states, with an average of the weights."""
+    moments = list[Tensor]()
+    for moments_of_parameter in optimizer.moments().values():
+        moments += moments_of_parameter.values()
+    return _storage_bytes(moments)
 
 
 def _storage_bytes(tensors: list[torch.Tensor] | list[torch.nn.Parameter]) -> int:
@@ -292,33 +317,34 @@ def _storage_bytes(tensors: list[torch.Tensor] | list[torch.nn.Parameter]) -> in
 _NONE = Volume(0, 0)
 
 
-def dry_run_report(run: PlannedRun, found: DryRun) -> list[object]:
+def dry_run_report(run: PlannedRun, dry_run: DryRun) -> list[object]:
     """Return the report on a dry run, in words and tables."""
     layout = run.layout
-    place = ", ".join(f"{name} {index} of {size}" for name, (index, size) in found.place.items() if size > 1)
-    agrees = "agree to the byte" if found.agrees else "differ where both numbers are shown"
+    axes = [f"{name} {index} of {size}" for name, (index, size) in dry_run.place.items() if size > 1]
+    place = ", ".join(axes) or "alone"
+    agrees = "agree to the byte" if dry_run.agrees else "differ where both numbers are shown"
     return [
-        f"rank {found.rank} of {run.cluster.devices} ({place or 'alone'}) in {layout.describe()}, recompute "
+        f"rank {dry_run.rank} of {run.cluster.devices} ({place}) in {layout.describe()}, recompute "
         f"{run.recompute}, with {count_of(layout.micro_batches, 'micro-batch', 'micro-batches')} of "
         f"{run.micro_batch} x {run.seq_len} tokens",
-        f"{_held(run, found)}: {found.parameters:,} parameters",
+        f"{_held(run, dry_run)}: {dry_run.parameters:,} parameters",
         "",
-        _bytes_table(found.built),
+        _bytes_table(dry_run.built),
         "",
-        _traffic_table(found.sent, found.expected_sent),
+        _traffic_table(dry_run.sent, dry_run.expected_sent),
         "",
         f"The traffic formulas {agrees}.",
     ]
 
 
-def _held(run: PlannedRun, found: DryRun) -> str:
+def _held(run: PlannedRun, dry_run: DryRun) -> str:
     """Return the layers and ends of the model on the rank, in words."""
     words = list[str]()
-    for layers in found.layers.values():
+    for layers in dry_run.layers.values():
         words.append(f"layers {layers.start} to {layers.stop - 1}" if len(layers) > 1 else f"layer {layers.start}")
-    if 0 in found.layers:
+    if 0 in dry_run.layers:
         words.append("the embedding")
-    if run.layout.stages - 1 in found.layers:
+    if run.layout.stages - 1 in dry_run.layers:
         words.append("the output")
     return " and ".join(words)
 
@@ -335,26 +361,25 @@ def _traffic_table(sent: Traffic, expected: Traffic) -> Table:
     for axis, operation in sorted({**sent, **expected}):
         calls, size = sent.get((axis, operation), _NONE)
         more = expected.get((axis, operation), _NONE)
-        table.add_row(
-            f"{axis}: {operation}", _beside(calls, more.calls), _beside(size, more.bytes), f"{size / 2**30:.2f}"
-        )
+        counted = (_with_formula(calls, more.calls), _with_formula(size, more.bytes))
+        table.add_row(f"{axis}: {operation}", *counted, f"{size / 2**30:.2f}")
     return table
 
 
-def _beside(counted: int, expected: int) -> str:
+def _with_formula(counted: int, expected: int) -> str:
     return f"{counted:,}" if counted == expected else f"{counted:,} (formula {expected:,})"
 
 
-def dry_run_record(found: DryRun) -> dict[str, Any]:
+def dry_run_record(dry_run: DryRun) -> dict[str, Any]:
     """Return a dry run for programs, in bytes."""
     return {
-        "rank": found.rank,
-        "place": {name: index for name, (index, _) in found.place.items()},
-        "layers": {str(stage): [each.start, each.stop] for stage, each in found.layers.items()},
-        "parameters": found.parameters,
-        "bytes": found.built,
-        "collectives": {"counted": _record(found.sent), "formulas": _record(found.expected_sent)},
-        "agrees": found.agrees,
+        "rank": dry_run.rank,
+        "place": {name: index for name, (index, _) in dry_run.place.items()},
+        "layers": {str(stage): [layers.start, layers.stop] for stage, layers in dry_run.layers.items()},
+        "parameters": dry_run.parameters,
+        "bytes": dry_run.built,
+        "collectives": {"counted": _record(dry_run.sent), "formulas": _record(dry_run.expected_sent)},
+        "agrees": dry_run.agrees,
     }
 
 

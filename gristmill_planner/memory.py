@@ -38,15 +38,15 @@ class HeldParameters:
     total: int
     """P."""
     experts: int
-    """Of P, those that have replicas of their own."""
+    """Those of P that have replicas of their own."""
     matrices: int
-    """Of blocks' matrices, which Muon updates."""
+    """Those of blocks' matrices, which Muon updates."""
     block: int
-    """Of the largest unit of a block that ZeRO-3 gathers at once."""
+    """Those of the largest unit of a block that ZeRO-3 gathers at once."""
     end: int
-    """Of the embedding, or of the last norm and the output matrix, whichever is larger."""
+    """Those of the embedding, or of the last norm and the output matrix, whichever is larger."""
     largest: int
-    """Of the largest parameter."""
+    """Those of the largest parameter."""
 
 
 @dataclass(frozen=True)
@@ -241,9 +241,10 @@ class RankMemory:
         e = self._e
         parts = self.run.parts
         size = self._blocks(stage, self.run.recompute) + self._hidden * (stage == 0)
-        if stage == layout.stages - 1:
-            on_grid = self._tokens * (model.width // parts + self._vocabulary)
-            size += e * (on_grid if layout.on_grid else self._tokens * model.width)
+        if stage == layout.stages - 1 and layout.on_grid:
+            size += e * self._tokens * (model.width // parts + self._vocabulary)
+        elif stage == layout.stages - 1:
+            size += e * self._tokens * model.width
         if model.positions == "alibi" and layout.cp == 1:  # the bias of each pair of tokens, of all blocks
             size += e * self.run.seq_len**2 * model.heads // parts
         return size
@@ -329,14 +330,21 @@ class RankMemory:
         vocabulary = self._vocabulary
         on_gpu = self.run.cluster.device.is_gpu
         if self.run.layout.on_grid:
-            bytes_a_logit = wide if e == wide else e + 2 * wide
+            bytes_a_logit = wide
+            if e < wide:
+                bytes_a_logit = e + 2 * wide
             return self._tokens * vocabulary * bytes_a_logit
         chunk_bytes = LOGIT_CHUNK_BYTES["cuda" if on_gpu else "cpu"]
         tokens = min(self._tokens, chunk_bytes // (vocabulary * wide) or 1)
         is_fused = on_gpu and self.run.parts == 1
-        bytes_a_logit = 2 * e if is_fused else 2 * wide + e * (e < wide)
-        summed = wide * vocabulary * self.run.model.width if self.run.precision == "bf16" else 0
-        return tokens * vocabulary * bytes_a_logit + summed
+        if is_fused:
+            bytes_a_logit = 2 * e
+        else:
+            bytes_a_logit = 2 * wide + (e if e < wide else 0)
+        size = tokens * vocabulary * bytes_a_logit
+        if self.run.precision == "bf16":
+            size += wide * vocabulary * self.run.model.width
+        return size
 
     # sizes
 
@@ -420,9 +428,9 @@ def _held_parameters(
     first = list[ParameterShape]()
     blocks = list[ParameterShape]()
     for is_sparse, count in enumerate(layers):
-        layer = next((n for n in range(model.layers) if model.is_sparse(n) == is_sparse), None)
-        if layer is not None:
-            first = rank_parameters(replace(model, tied=tied), divided, range(layer, layer + 1), 0)
+        alike = [layer for layer in range(model.layers) if model.is_sparse(layer) == is_sparse]
+        if alike:
+            first = rank_parameters(replace(model, tied=tied), divided, range(alike[0], alike[0] + 1), 0)
             blocks += count * [p for p in first if p.unit not in ("embed", "head")]
     ends = list[ParameterShape]()
     sizes_of_ends = list[int]()

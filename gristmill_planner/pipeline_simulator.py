@@ -23,7 +23,7 @@ class PassCosts:
     """From a stage to one on another rank; it does not occupy either."""
 
     def of(self, kind: str) -> float:
-        """Seconds of a pass of `kind`: F, B, I or W."""
+        """Return the seconds of a pass of `kind`: F, B, I or W."""
         return {"F": self.forward, "B": self.inputs + self.weights, "I": self.inputs, "W": self.weights}[kind]
 
 
@@ -45,24 +45,28 @@ class Timeline:
     layout: ParallelConfig
     ranks: list[list[TimedPass]]
     name: str = ""
-    """What it is, such as "measured"."""
+    """A title, such as "measured"."""
 
     @property
     def seconds(self) -> float:
-        """From the first pass to the end of the last one."""
+        """Return the seconds from the first pass to the end of the last one."""
         return max(passes[-1].end for passes in self.ranks)
 
     @property
     def bubble_ratio(self) -> float:
-        """Idle seconds of the busiest rank for each second at work (Narayanan et al. 2021, section 2.2)."""
-        busy = max(sum(each.end - each.start for each in passes) for passes in self.ranks)
-        return self.seconds / busy - 1
+        """Return the idle seconds of the busiest rank for each second at work (Narayanan et al. 2021, section 2.2)."""
+        busiest = 0.0
+        for passes in self.ranks:
+            busiest = max(busiest, sum(timed.end - timed.start for timed in passes))
+        return self.seconds / busiest - 1
 
     def peak_in_flight(self, rank: int) -> int:
-        """Micro-batches whose activations a rank keeps at the most, each counted once per stage."""
-        held = peak = 0
-        for each in self.ranks[rank]:
-            held += {"F": 1, "B": -1, "W": -1, "I": 0}[each.kind]
+        """Return the micro-batches whose activations a rank keeps at the most, each counted once per stage."""
+        change = {"F": 1, "B": -1, "W": -1, "I": 0}
+        held = 0
+        peak = 0
+        for timed in self.ranks[rank]:
+            held += change[timed.kind]
             peak = max(peak, held)
         return peak
 
@@ -99,20 +103,21 @@ def simulate(layout: ParallelConfig, costs: list[PassCosts]) -> Timeline:
 
 
 def _with_micro_batches(layout: ParallelConfig, rank: int) -> list[tuple[Pass, int]]:
-    """Passes with their micro-batch: each kind takes them in order, but for breadth-first backward passes.
+    """Return passes with their micro-batch: each kind takes them in order, but for breadth-first backward passes.
 
     A whole backward pass is one for inputs and one for weights.
     """
     counts: dict[Pass, int] = defaultdict(int)
-    found = []
+    numbered = []
     for each in layout.passes(rank):
-        parts = [Pass(kind, each.stage) for kind in ("IW" if each.kind == "B" else each.kind)]
-        at = counts[parts[0]]
-        reverse = layout.schedule == "looped-bfs" and each.kind == "B"
-        found.append((each, layout.micro_batches - 1 - at if reverse else at))
-        for part in parts:
-            counts[part] += 1
-    return found
+        halves = [Pass(kind, each.stage) for kind in ("IW" if each.kind == "B" else each.kind)]
+        number = counts[halves[0]]
+        if layout.schedule == "looped-bfs" and each.kind == "B":
+            number = layout.micro_batches - 1 - number
+        numbered.append((each, number))
+        for half in halves:
+            counts[half] += 1
+    return numbered
 
 
 def _begin(
@@ -153,7 +158,7 @@ def simulate_schedule(schedule: Schedule, ranks: int, micro_batches: int, costs:
 
 
 def rank_costs(layout: ParallelConfig, costs: PassCosts) -> list[PassCosts]:
-    """Costs of each stage, if those of a rank's stages together are `costs`."""
+    """Return the costs of each stage, if those of a rank's stages together are `costs`."""
     v = layout.virtual_stages
     each = replace(costs, forward=costs.forward / v, inputs=costs.inputs / v, weights=costs.weights / v)
     return [each] * layout.stages

@@ -134,8 +134,11 @@ def plan(
             draw.
     """
     options = dict(locals())
-    reject_remote(*filter(None, [calibrate, draw]))
-    _require_effects(options, mode := _mode(options), _USED[mode])
+    for path in (calibrate, draw):
+        if path is not None:
+            reject_remote(path)
+    mode = _mode(options)
+    _require_effects(options, mode, _USED[mode])
     if calibrate is not None:
         return _calibrate(calibrate)
     if rows is not None:
@@ -144,8 +147,9 @@ def plan(
         return Group(comparison_table(fitted_constants()))
     if not config:
         assert draw is not None
-        costs_of_rank = PassCosts(*costs)
-        return draw_measured(draw, measured) if measured else draw_schedules(draw, ranks, micro_batches, costs_of_rank)
+        if measured is not None:
+            return draw_measured(draw, measured)
+        return draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
     require(top > 0, f"--top is {top}; expected 1 or more")
     require(0 <= headroom < 1, f"--headroom is {headroom}; expected a share of memory from 0 to below 1, such as 0.08")
     require(0 <= tokens < inf, f"--tokens is {tokens}; expected a finite number, 0 or more")
@@ -188,25 +192,28 @@ def plan(
         chosen = PlannedLayout(given, step_time(given, constants), run_memory(given))
         result = Choices([chosen], chosen, 1)
     if json:
-        _print_json([as_record(each, total) for each in result.shown])
+        _print_json([as_record(choice, total) for choice in result.shown])
         return None
     first = result.shown[0]
     lines: list[Any] = [choices_table(result.shown, total), "", *about(first, constants)]
+    missing = (first.memory.total - cluster.device.memory) / (1 << 30)
     if given is None:
-        lines += [
-            *filter(None, [describe_choice(result)]),
-            next_choice(result.shown),
-            f"{count_of(result.considered, 'layout')} considered; {total:.3g} tokens.",
-        ]
+        reason = describe_choice(result)
+        if reason:
+            lines.append(reason)
+        lines.append(next_choice(result.shown))
+        lines.append(f"{count_of(result.considered, 'layout')} considered; {total:.3g} tokens.")
+    elif missing > 0:
+        lines.append(f"It does not fit: it exceeds the memory by {missing:.1f} GiB.")
     else:
-        missing = (first.memory.total - cluster.device.memory) / (1 << 30)
-        lines += [f"It does not fit: it exceeds the memory by {missing:.1f} GiB." if missing > 0 else "It fits."]
-    lines += ["", *formulas(first, constants)] if explain else []
+        lines.append("It fits.")
+    if explain:
+        lines += ["", *formulas(first, constants)]
     lines += ["", trust(cluster.device, gpu, request.software)]
-    lines += (
-        ["", Text(as_toml(first, request, config, training))] if given is None and request.software == GRISTMILL else []
-    )
-    lines += ["", _draw_choice(first, constants, draw)] if draw is not None else []
+    if given is None and request.software == GRISTMILL:
+        lines += ["", Text(as_toml(first, request, config, training))]
+    if draw is not None:
+        lines += ["", _draw_choice(first, constants, draw)]
     return Group(*lines)
 
 
@@ -221,7 +228,8 @@ def _mode(options: dict[str, Any]) -> str:
     for name in ("shrink", "dry_run"):
         if options[name]:
             return f"--{name}"
-    return " and ".join(f"--{name}" for name in ("configured", "json") if options[name]) or "a plan"
+    given = [f"--{name}" for name in ("configured", "json") if options[name]]
+    return " and ".join(given) or "a plan"
 
 
 def _require_effects(options: dict[str, Any], mode: str, used: Collection[str]) -> None:
@@ -252,7 +260,8 @@ def _device(gpu: str | None) -> tuple[Device | None, Constants]:
     """Return the device called `gpu`, None for the usual one, and the constants that go with it: a file has its own."""
     if gpu is not None and gpu.endswith(SUFFIX):
         return read_hardware(Path(gpu))
-    return None if gpu is None else find_device(gpu), fitted_constants()
+    device = None if gpu is None else find_device(gpu)
+    return device, fitted_constants()
 
 
 def _cluster(
@@ -262,14 +271,18 @@ def _cluster(
         0 <= network < inf,
         f"--network is {network}; expected finite GB/s, or 0 for what such nodes usually have",
     )
-    usual = published.run.cluster if published is not None else Cluster(find_device("a100-80gb"), 8)
-    cluster = Cluster(device or usual.device, usual.devices if gpus is None else gpus, nodes_of)
-    devices = cluster.devices
+    usual = Cluster(find_device("a100-80gb"), 8)
+    if published is not None:
+        usual = published.run.cluster
+    devices = usual.devices if gpus is None else gpus
+    cluster = Cluster(device or usual.device, devices, nodes_of)
     require(
         cluster.fills_nodes,
         f"{count_of(devices, 'GPU')} cannot fill nodes of {nodes_of}; try --gpus {-(-devices // nodes_of) * nodes_of}",
     )
-    return cluster.with_network(1e9 * network) if network else cluster
+    if network:
+        cluster = cluster.with_network(1e9 * network)
+    return cluster
 
 
 def _search(request: PlanRequest, constants: Constants, top: int) -> Choices:
@@ -281,11 +294,11 @@ def _dry_run(run: PlannedRun, rank: int, json: bool) -> Group | None:
     # takes seconds to import, needed for dry runs only
     from gristmill_planner.dry_run import dry_run_record, dry_run_report, try_rank
 
-    found = try_rank(run, rank)
+    result = try_rank(run, rank)
     if json:
-        _print_json(dry_run_record(found))
+        _print_json(dry_run_record(result))
         return None
-    return Group(*dry_run_report(run, found))  # type: ignore[arg-type]
+    return Group(*dry_run_report(run, result))  # type: ignore[arg-type]
 
 
 def _print_json(record: Any) -> None:

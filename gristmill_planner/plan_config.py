@@ -50,8 +50,9 @@ def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, TrainConfi
     options = _read_options(config)
     allow_named(options.own_names)
     model = _model(options, config)
-    usual: Precision = "bf16" if cluster.device.is_gpu else "fp32"
-    precision: Precision = "fp16" if (usual, options.precision) == ("bf16", "fp16") else usual
+    precision: Precision = "fp32"
+    if cluster.device.is_gpu:
+        precision = "fp16" if options.precision == "fp16" else "bf16"
     if options.precision != precision:
         print(f"note: {config} trains in {options.precision}, and this plan is for {precision}", file=sys.stderr)
     if options.memory.parameters != "device":
@@ -62,21 +63,24 @@ def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, TrainConfi
 
 
 def preset_request(preset: str, cluster: Cluster, seq_len: int = 0, batch_size: int = 0) -> PlanRequest:
-    """The request of a preset; 0: sequences of 4,096 tokens or the context, and steps of about four million tokens."""
+    """Return the request of a preset; 0: sequences of 4,096 tokens or the context, steps of four million tokens."""
     published = PRESETS[preset]
     context = int(published.options["context"])
     length = seq_len or min(4096, context)
     require(length <= context, f"--seq_len is {length}, and {preset} has a context of {context:,}; try a lower one")
     model = ModelConfig(preset=preset).resolve(int(published.options["vocab_size"]), length)
     precision: Precision = "bf16" if cluster.device.is_gpu else "fp32"
-    return PlanRequest(model, batch_size or max(1, (1 << 22) // length), length, cluster, precision)
+    batch = batch_size or max(1, (1 << 22) // length)
+    return PlanRequest(model, batch, length, cluster, precision)
 
 
 def as_toml(choice: PlannedLayout, request: PlanRequest, config: str, options: TrainConfig | None) -> str:
-    """A model and its layout as options of a training run; `options` are those of the file `config`, if it is one."""
+    """Return a model and its layout as options of a training run; `options`: those of `config`, if that is a file."""
     run = choice.run
     # with a file below it, all that the file has otherwise is said, too
-    below = [ParallelConfig()] if options is None else [ParallelConfig(), options.parallel]
+    below = [ParallelConfig()]
+    if options is not None:
+        below.append(options.parallel)
     layout: dict[str, object] = {"dp": run.layout.dp, "micro_batches": run.layout.micro_batches}
     for name, value in asdict(run.layout).items():
         if any(value != getattr(other, name) for other in below):
@@ -103,9 +107,11 @@ def _launcher(cluster: Cluster) -> str:
     if cluster.devices == 1:
         return "gristmill train"
     nodes = -(-cluster.devices // cluster.per_node)
-    where = "--standalone" if nodes == 1 else f"--nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=HEAD:29400"
-    each = cluster.devices // nodes
-    return f"gristmill torchrun {where} --nproc_per_node={each} -m gristmill_cli.train"
+    where = "--standalone"
+    if nodes > 1:
+        where = f"--nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=HEAD:29400"
+    per_node = cluster.devices // nodes
+    return f"gristmill torchrun {where} --nproc_per_node={per_node} -m gristmill_cli.train"
 
 
 def configured_run(config: str, options: TrainConfig, request: PlanRequest) -> PlannedRun:
@@ -151,22 +157,23 @@ def is_file(config: str) -> bool:
     return Path(config).suffix == ".toml" or Path(config).is_file()
 
 
-def published_request(each: PublishedRun, cluster: Cluster, software: Software) -> PlanRequest:
+def published_request(published: PublishedRun, cluster: Cluster, software: Software) -> PlanRequest:
     """Return the request of a published run's model and batch, on another cluster or with another program."""
-    precision: Precision = "bf16" if each.run.precision == "bf16" or software == GRISTMILL else "fp16"
-    return PlanRequest(each.run.model, each.run.batch, each.run.seq_len, cluster, precision, software)
+    run = published.run
+    precision: Precision = "bf16" if run.precision == "bf16" or software == GRISTMILL else "fp16"
+    return PlanRequest(run.model, run.batch, run.seq_len, cluster, precision, software)
 
 
-def published_layout(each: PublishedRun, request: PlanRequest) -> PlannedRun:
+def published_layout(published: PublishedRun, request: PlanRequest) -> PlannedRun:
     """Return a published run with its layout, by another program. Raises UsageError for a cluster of another size."""
     cluster = request.cluster
-    devices = each.run.cluster.devices
+    devices = published.run.cluster.devices
     require(
         cluster.devices == devices,
-        f"{each.name} was published for {count_of(devices, 'GPU')}, and --gpus is {cluster.devices}; try "
+        f"{published.name} was published for {count_of(devices, 'GPU')}, and --gpus is {cluster.devices}; try "
         f"--gpus {devices}",
     )
-    return replace(each.run, cluster=cluster, software=request.software, precision=request.precision)
+    return replace(published.run, cluster=cluster, software=request.software, precision=request.precision)
 
 
 def _read_options(config: str) -> TrainConfig:
@@ -215,13 +222,16 @@ def own_rows_table(path: Path) -> tuple[Table, str]:
         try:
             run, constants = _planned(path.parent, row)
             seconds = _number(row, "seconds")
-        except UsageError as error:
-            raise UsageError(f"{path}:{line}: {error}") from error
+        except UsageError as refusal:
+            raise UsageError(f"{path}:{line}: {refusal}") from refusal
         planned = step_time(run, constants).total
-        errors.append(planned / seconds - 1)
-        layout = run.layout.describe() + ", compiled" * run.compiled
+        error = planned / seconds - 1
+        errors.append(error)
+        layout = run.layout.describe()
+        if run.compiled:
+            layout += ", compiled"
         gpus = f"{run.cluster.devices} {run.cluster.device.name}"
-        table.add_row(row["config"], layout, gpus, f"{seconds:.3g}", f"{planned:.3g}", f"{100 * errors[-1]:+.1f} %")
+        table.add_row(row["config"], layout, gpus, f"{seconds:.3g}", f"{planned:.3g}", f"{100 * error:+.1f} %")
     mean = 100 * fmean(map(abs, errors))
     middle = 100 * median(errors)
     return table, f"{count_of(len(errors), 'row')}: mean absolute error {mean:.1f} %, median {middle:+.1f} %"
@@ -244,7 +254,11 @@ def _read(path: Path) -> list[tuple[int, dict[str, str]]]:
 def _planned(folder: Path, row: dict[str, str]) -> tuple[PlannedRun, Constants]:
     """Return the run of a row in its file's layout, and the constants of its device."""
     gpu = row["gpu"] or ""
-    device, constants = read_hardware(folder / gpu) if gpu.endswith(SUFFIX) else (find_device(gpu), fitted_constants())
+    if gpu.endswith(SUFFIX):
+        device, constants = read_hardware(folder / gpu)
+    else:
+        device = find_device(gpu)
+        constants = fitted_constants()
     cluster = Cluster(device, int(_number(row, "gpus")), int(_number(row, "nodes_of", 8)))
     network = _number(row, "network", 0.0)
     if network:

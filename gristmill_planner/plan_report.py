@@ -81,13 +81,13 @@ def trust(device: Device, gpu: str | None, software: Software) -> str:
 
 
 def achieved_flops(choice: PlannedLayout) -> float:
-    """The model's FLOP/s of a GPU: what is computed again is not counted (Chowdhery et al. 2022, section 4.1)."""
+    """Return the model's FLOP/s of a GPU, without what is computed again (Chowdhery et al. 2022, section 4.1)."""
     run = choice.run
     return model_flops(run.model, run.batch, run.seq_len) / choice.time.total / run.cluster.devices
 
 
 def days(choice: PlannedLayout, tokens: float) -> float:
-    """Days to train on `tokens`."""
+    """Return the days to train on `tokens`."""
     run = choice.run
     return tokens / (run.batch * run.seq_len) * choice.time.total / 86_400
 
@@ -100,19 +100,20 @@ def about(choice: PlannedLayout, constants: Constants) -> list[str]:
 def _limits(choice: PlannedLayout) -> str:
     time = choice.time
     shares = {name: getattr(time, name) / time.total for name in _PARTS}
-    rest = sorted(((share, name) for name, share in shares.items() if name != "compute"), reverse=True)
-    (largest, name), (second, other) = rest[:2]
+    compute = shares.pop("compute")
+    largest, second = sorted(shares, key=lambda name: (shares[name], name), reverse=True)[:2]
     return (
-        f"{choice.run.layout.describe()} computes for {100 * shares['compute']:.0f} % of a step; most of the rest is "
-        f"{_PARTS[name]} ({100 * largest:.0f} %), followed by {_PARTS[other]} ({100 * second:.0f} %)."
+        f"{choice.run.layout.describe()} computes for {100 * compute:.0f} % of a step; most of the rest is "
+        f"{_PARTS[largest]} ({100 * shares[largest]:.0f} %), followed by {_PARTS[second]} "
+        f"({100 * shares[second]:.0f} %)."
     )
 
 
 def _memory(choice: PlannedLayout) -> str:
     device = choice.run.cluster.device
     memory = choice.memory
-    kinds = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in memory.kinds.items() if size >= 0.05 * _GIB)
-    peaks = f"; each kind at its own peak: {kinds} GiB" if kinds else ""
+    kinds = [f"{name} {size / _GIB:.1f}" for name, size in memory.kinds.items() if size >= 0.05 * _GIB]
+    peaks = f"; each kind at its own peak: {', '.join(kinds)} GiB" if kinds else ""
     fullest = f"Its fullest rank is pipeline rank {memory.rank}:" if choice.run.layout.pp > 1 else "Every rank has"
     return f"{fullest} {memory.total / _GIB:.1f} of {device.memory / _GIB:.0f} GiB{peaks}."
 
@@ -151,7 +152,8 @@ def _runs(layers: Sequence[int]) -> str:
         if last == first:
             words.append(f"{count} in stage {first}")
         else:
-            words.append(f"{count} each in stages {first} {'and' if last == first + 1 else 'to'} {last}")
+            to = "and" if last == first + 1 else "to"
+            words.append(f"{count} each in stages {first} {to} {last}")
         first = last + 1
     return f"{layers[0]} each" if len(words) == 1 else ", ".join(words)
 
@@ -183,9 +185,11 @@ def formulas(choice: PlannedLayout, constants: Constants) -> list[str]:
     layer, head = rank_times(run, constants)
     work = layer_of_rank(run)
     output = head_of_rank(run)
-    products = ", ".join(
-        f"{p.m:.0f} x {p.n:.0f} x {p.k:.0f}" + f" ({p.count:.0f} times)" * (p.count > 1) for p in work.products
-    )
+    shapes = []
+    for product in work.products:
+        times = f" ({product.count:.0f} times)" if product.count > 1 else ""
+        shapes.append(f"{product.m:.0f} x {product.n:.0f} x {product.k:.0f}{times}")
+    products = ", ".join(shapes)
     return [
         f"layer, for {run.micro_batch} x {run.seq_len} tokens on one of {tp} tensor-parallel ranks: "
         f"{work.flops / 1e12:.3g} TFLOP in products m x n x k of {products}; {work.traffic / 1e9:.3g} GB of traffic",
@@ -209,7 +213,7 @@ def formulas(choice: PlannedLayout, constants: Constants) -> list[str]:
 
 
 def _waves(products: Sequence[Product], device: Device) -> list[str]:
-    """Nothing for a device without multiprocessors."""
+    """Return a line of how full products' waves are; none for a device without multiprocessors."""
     if not device.processors:
         return []
     shares = ", ".join(f"{wave_share(product, device):.2f}" for product in products)
@@ -230,43 +234,45 @@ def _collectives(run: PlannedRun, seconds: float) -> list[str]:
             f"matrices, by training/parallel/traffic.py: {1e3 * seconds:.3g} ms a layer that nothing hides (Xu et al. "
             "2021, table 1; Wang et al. 2021; Bian et al. 2021)"
         ]
-    found = [
+    duration = f": {1e3 * seconds:.3g} ms a layer" if layout.cp == ep == 1 else ""
+    lines = [
         f"tensor-parallel all-reduce: 2 (t - 1) / t x {size / 1e6:.3g} MB, t = {run.parts}, twice a layer and pass"
-        + (f": {1e3 * seconds:.3g} ms a layer" if layout.cp == ep == 1 else "")
-        + " (Shoeybi et al. 2019, section 3)"
+        f"{duration} (Shoeybi et al. 2019, section 3)"
     ]
     if ep > 1:
         rows = run.model.experts_per_token * size
-        found.append(
+        lines.append(
             f"tokens to their experts and back: four all-to-alls of {rows / 1e6:.3g} MB a sparse layer over ep "
             f"{ep}, {IMBALANCE} times that on the busiest rank; with all other collectives {1e3 * seconds:.3g} "
             "ms a layer on average (Lepikhin et al. 2020)"
         )
     if layout.cp > 1:
-        found.append(
+        lines.append(
             f"context parallelism, {layout.context} of {layout.cp}: keys and values, by training/parallel/traffic.py; "
             f"with all-reduces {1e3 * seconds:.3g} ms a layer that nothing hides"
         )
-    return found
+    return lines
 
 
 def _tensor_degrees(run: PlannedRun, constants: Constants) -> str:
     """Say how long a layer's passes take by tensor-parallel ranks, and where more of them gain nothing."""
-    each = [
-        f"{1e3 * seconds:.3g} ms on {ranks} ({100 * within / seconds:.0f} %)"
-        for ranks, seconds, within in tensor_break_even(run, constants)
-    ]
-    return f"tensor-parallel ranks: a layer's passes (share of collectives) would take {', '.join(each)}"
+    times = []
+    for ranks, seconds, within in tensor_break_even(run, constants):
+        times.append(f"{1e3 * seconds:.3g} ms on {ranks} ({100 * within / seconds:.0f} %)")
+    return f"tensor-parallel ranks: a layer's passes (share of collectives) would take {', '.join(times)}"
 
 
 def stage_costs(run: PlannedRun, constants: Constants) -> list[PassCosts]:
-    """Seconds of the passes of each stage, for the pipeline simulator."""
+    """Return the seconds of the passes of each stage, for the pipeline simulator."""
     layer, head = rank_times(run, constants)
-    found = [PassCosts(n * layer.forward, n * layer.backward / 2, n * layer.backward / 2) for n in run.layers]
-    last = found[-1]
-    half = head.backward / 2
-    found[-1] = PassCosts(last.forward + head.forward, last.inputs + half, last.weights + half)
-    return found
+    costs = []
+    for layers in run.layers:
+        half = layers * layer.backward / 2
+        costs.append(PassCosts(layers * layer.forward, half, half))
+    last = costs[-1]
+    half_of_head = head.backward / 2
+    costs[-1] = PassCosts(last.forward + head.forward, last.inputs + half_of_head, last.weights + half_of_head)
+    return costs
 
 
 def as_record(choice: PlannedLayout, tokens: float) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class RunMemory:
 
 
 def run_memory(run: PlannedRun, enough: float = inf) -> RunMemory:
-    """Memory of `run` on the rank that needs most, by the formulas of the program that trains.
+    """Return the memory of `run` on the rank that needs most, by the formulas of the program that trains.
 
     Where a rank needs more than `enough` bytes: of that one, or of its states alone, if these are more.
     """
@@ -56,35 +56,42 @@ def _on_rank(memory: RankMemory, enough: float) -> RunMemory:
 
 
 def megatron_memory(run: PlannedRun) -> RunMemory:
-    """Memory of the fullest rank of `run` under Megatron's 1F1B or interleaved 1F1B.
+    """Return the memory of the fullest rank of `run` under Megatron's 1F1B or interleaved 1F1B.
 
     Mixed precision with Adam: 2 bytes a parameter for weights and for gradients, in bf16 4 more to sum those in; 16 for
     the float32 weights, their gradients and two moments, shared by ZeRO-1 (Rajbhandari et al. 2020, section 3.1).
     """
-    return max((_megatron_rank(run, rank) for rank in range(run.layout.pp)), key=lambda memory: memory.total)
+    on_ranks = [_megatron_rank(run, rank) for rank in range(run.layout.pp)]
+    return max(on_ranks, key=lambda memory: memory.total)
 
 
 def _megatron_rank(run: PlannedRun, rank: int) -> RunMemory:
     model = run.model
     layout = run.layout
     held = run.held[rank]
-    first = 0 in held
-    last = layout.stages - 1 in held
-    vocabulary = (first + (last and not (model.tied and first))) * model.vocab_size * model.width
+    has_embedding = 0 in held
+    has_head = layout.stages - 1 in held
+    has_own_head = has_head and not (model.tied and has_embedding)
+    vocabulary = (has_embedding + has_own_head) * model.vocab_size * model.width
     parameters = (run.rank_layers[rank] * layer_parameters(model)[0] + vocabulary) / run.parts
     shards = layout.zero_group if layout.zero else 1
+    weight_shards = shards if layout.zero == 3 else 1
+    gradient_shards = shards if layout.zero >= 2 else 1
+    gradient_bytes = 6 if run.precision == "bf16" else 2
     states = {
-        "weights": 2 * parameters / (shards if layout.zero == 3 else 1),
-        "gradients": (6 if run.precision == "bf16" else 2) * parameters / (shards if layout.zero >= 2 else 1),
+        "weights": 2 * parameters / weight_shards,
+        "gradients": gradient_bytes * parameters / gradient_shards,
         "optimizer": 16 * parameters / shards,
     }
-    logits = 12.0 * run.micro_batch * run.seq_len * model.vocab_size / run.parts if last else 0.0
+    logits = 0.0
+    if has_head:
+        logits = 12.0 * run.micro_batch * run.seq_len * model.vocab_size / run.parts
     others = {"activations": _activation_bytes(run, rank), "logits": logits, "other": CONTEXT}
     return RunMemory(rank, STATE_SHARE * sum(states.values()) + sum(others.values()), states | others)
 
 
 def _activation_bytes(run: PlannedRun, rank: int) -> float:
-    """Micro-batches in flight x layers x what each keeps, and one layer computed again.
+    """Return micro-batches in flight x layers x what each keeps, and one layer computed again.
 
     A layer keeps its input, 2 s b h bytes, if it is computed again; else s b h (10 + 24 / t + 5 a s / h t)
     (Korthikanti et al. 2022, equation 2).
@@ -93,11 +100,13 @@ def _activation_bytes(run: PlannedRun, rank: int) -> float:
     features = run.seq_len * run.micro_batch * model.width
     whole = features * (10 + 24 / run.parts + 5 * model.heads * run.seq_len / (model.width * run.parts))
     kept = _in_flight(run, rank) * run.rank_layers[rank]
-    return kept * whole if run.recompute == "none" else kept * 2.0 * features + whole
+    if run.recompute == "none":
+        return kept * whole
+    return kept * 2.0 * features + whole
 
 
 def _in_flight(run: PlannedRun, rank: int) -> float:
-    """Micro-batches of which the rank keeps all layers' activations (Narayanan et al. 2021, section 2.2)."""
+    """Return the micro-batches of which the rank keeps all layers' activations (Narayanan et al. 2021, section 2.2)."""
     layout = run.layout
     v = run.layout.virtual_stages
     if v == 1:

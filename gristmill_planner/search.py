@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import chain, count
+from math import inf
 
 from gristmill.errors import UsageError
 from gristmill.wording import count_of
@@ -95,7 +96,8 @@ class Choices:
 def kind_of(layout: ParallelConfig) -> Kind:
     """Return the kinds of parallelism that a layout has besides data parallelism: tensor, pipeline, context, expert."""
     tensor = layout.tensor if layout.tp > 1 else ""
-    return tensor, layout.pp > 1, layout.context if layout.cp > 1 else "", layout.ep > 1
+    context = layout.context if layout.cp > 1 else ""
+    return tensor, layout.pp > 1, context, layout.ep > 1
 
 
 def complexity(run: PlannedRun) -> tuple[int, ...]:
@@ -154,24 +156,26 @@ def _by_time(
     """Yield all runs that fit, from the fastest: a family's are timed when its bound is the least of what is left."""
     known: dict[tuple[object, ...], tuple[PassTime, PassTime]] = {}
     queue: list[tuple[float, int, StepTime | None, LayoutFamily | PlannedRun]] = []
-    of_family = []
+    times_of_families = []
     number = count()  # so that the queue compares nothing else
     for family in every:
         run = next(family.runs(request, "1f1b", 1))
-        key = replace(family.degrees, dp=1, pp=1, micro_batches=1), run.micro_batch, run.recompute
-        times = known.get(key) or known.setdefault(key, rank_times(run, constants))
-        of_family.append(times)
-        queue.append((least_time(family, run, times, constants), next(number), None, family))
+        degrees = replace(family.degrees, dp=1, pp=1, micro_batches=1)
+        key = (degrees, run.micro_batch, run.recompute)
+        if key not in known:
+            known[key] = rank_times(run, constants)
+        times_of_families.append(known[key])
+        queue.append((least_time(family, run, known[key], constants), next(number), None, family))
     heapify(queue)
     while queue:
-        _, at, time, each = heappop(queue)
-        if isinstance(each, PlannedRun):
+        _, index, time, entry = heappop(queue)
+        if isinstance(entry, PlannedRun):
             assert time is not None
-            yield time, each
+            yield time, entry
             continue
-        for run in _fitting(request, each):
-            found = step_time(run, constants, of_family[at])
-            heappush(queue, (found.total, next(number), found, run))
+        for run in _fitting(request, entry):
+            seconds = step_time(run, constants, times_of_families[index])
+            heappush(queue, (seconds.total, next(number), seconds, run))
 
 
 def _fitting(request: PlanRequest, family: LayoutFamily) -> Iterator[PlannedRun]:
@@ -185,22 +189,26 @@ def _fitting(request: PlanRequest, family: LayoutFamily) -> Iterator[PlannedRun]
 
 def closest_to_fitting(request: PlanRequest, every: list[LayoutFamily]) -> tuple[PlannedRun, float]:
     """Return the layout that takes least memory, of those that shard most, and its bytes on the fullest rank."""
-    runs = (next(family.runs(request, *schedule)) for family in every for schedule in family.schedules)
-    closest = next(runs)
-    least = run_memory(closest).total
-    for run in runs:
-        if (total := run_memory(run, least).total) < least:
-            closest = run
-            least = total
-    return closest, least
+    closest: PlannedRun | None = None
+    smallest = inf
+    for family in every:
+        for schedule in family.schedules:
+            run = next(family.runs(request, *schedule))
+            total = run_memory(run, smallest).total
+            if total < smallest:
+                closest = run
+                smallest = total
+    assert closest is not None, "the families have no layout"
+    return closest, smallest
 
 
 def _no_layout(request: PlanRequest) -> str:
     """Return why no layout divides, and what would."""
     devices = request.cluster.devices
     batch = request.batch
-    fewer = (replace(request, cluster=replace(request.cluster, devices=n)) for n in range(devices - 1, 0, -1))
-    near = next(each.cluster.devices for each in fewer if each.cluster.fills_nodes and any(families(each)))
+    near = devices - 1
+    while not _divides(replace(request, cluster=replace(request.cluster, devices=near))):
+        near -= 1
     return (
         f"no layout divides {count_of(devices, 'GPU')}: data-parallel replicas must divide data.batch_size {batch}, "
         f"tensor-parallel ranks the heads ({request.model.heads}; {request.model.kv_heads} of keys and values, or be a "
@@ -209,25 +217,34 @@ def _no_layout(request: PlanRequest) -> str:
     )
 
 
+def _divides(request: PlanRequest) -> bool:
+    """Return whether there is a layout for a cluster of so many devices, which one has at least."""
+    return request.cluster.fills_nodes and any(families(request))
+
+
 _ROUNDING = 1 - 1e-9
 
 
 def least_time(family: LayoutFamily, run: PlannedRun, times: tuple[PassTime, PassTime], constants: Constants) -> float:
-    """Seconds of a step that no layout of `family` is below, of which `run` has one stage a rank.
+    """Return seconds of a step that no layout of `family` is below, of which `run` has one stage a rank.
 
     The busiest rank has no fewer layers than an even division gives, and takes no less than the mean. A step takes it
     once a micro-batch, and the other ranks' sum once, or a share of that by the schedule; the more the busiest takes,
     the longer the step. Communication between replicas and the update are left out.
     """
-    layer, head = (each.forward + each.backward for each in times)
+    of_layer, of_head = times
+    layer = of_layer.forward + of_layer.backward
+    head = of_head.forward + of_head.backward
     layers = run.model.layers
     pp = run.layout.pp
     count = run.layout.micro_batches
     whole = layers * layer + head
     busiest = max(-(-layers // pp) * layer, whole / pp)
     sent = send_time(run, constants)
-    forward = times[0].forward / layer
-    share = min((forward if schedule in SPLIT_BACKWARD else 1) / virtual for schedule, virtual in family.schedules)
+    share = inf
+    for schedule, virtual_stages in family.schedules:
+        waited_for = of_layer.forward / layer if schedule in SPLIT_BACKWARD else 1
+        share = min(share, waited_for / virtual_stages)
     waits = share * (whole - busiest + (pp - 1) * sent)
     return _ROUNDING * (count * (busiest + sent) + waits + constants.step)
 
@@ -237,27 +254,49 @@ _TIMES = (2, 4, 8, 16, 32, 64)  # as many GPUs
 
 
 def _nothing_fits(request: PlanRequest, every: list[LayoutFamily]) -> str:
-    """By how much no layout fits, and the least change with which one does."""
-    cluster, (run, total) = request.cluster, closest_to_fitting(request, every)
+    """Return by how much no layout fits, and the least change with which one does."""
+    cluster = request.cluster
+    run, total = closest_to_fitting(request, every)
     text = (
         f"no layout fits {cluster.devices} x {cluster.device.name}: the smallest, {run.layout.describe()} with "
         f"recompute {run.recompute}, takes {total / _GIB:.1f} GiB a GPU, "
         f"{(total - request.available) / _GIB:.1f} too many"
     )
-    doubled = (replace(cluster, devices=times * cluster.devices) for times in _TIMES)
-    more = next((each for each in doubled if each.fills_nodes and _fits(request, each)), None)
+    changes = []
+    more = _more_devices(request)
     if more is not None:
-        more = next((each for each in _fewer_devices(cluster, more) if _fits(request, each)), more)
-    larger = sorted(DEVICES.values(), key=lambda device: device.memory)
-    others = (replace(cluster, device=device) for device in larger if device.memory > cluster.device.memory)
-    other = next((each for each in others if _fits(request, each)), None)
-    changes = [f"--gpus {more.devices}"] if more is not None else []
-    changes += [f"--gpu {other.device.name}"] if other is not None else []
+        changes.append(f"--gpus {more.devices}")
+    larger = _larger_devices(request)
+    if larger is not None:
+        changes.append(f"--gpu {larger.device.name}")
     return f"{text}; try {', or '.join(changes) or 'a smaller model'}"
 
 
+def _more_devices(request: PlanRequest) -> Cluster | None:
+    """Return the smallest of some larger clusters of the same devices on which a layout fits; None if none does."""
+    cluster = request.cluster
+    for times in _TIMES:
+        more = replace(cluster, devices=times * cluster.devices)
+        if more.fills_nodes and _fits(request, more):
+            for fewer in _fewer_devices(cluster, more):
+                if _fits(request, fewer):
+                    return fewer
+            return more
+    return None
+
+
+def _larger_devices(request: PlanRequest) -> Cluster | None:
+    """Return the cluster with the devices of least memory on which a layout fits; None if it fits on none."""
+    cluster = request.cluster
+    for device in sorted(DEVICES.values(), key=lambda device: device.memory):
+        larger = replace(cluster, device=device)
+        if device.memory > cluster.device.memory and _fits(request, larger):
+            return larger
+    return None
+
+
 def _fewer_devices(cluster: Cluster, fits: Cluster) -> Iterator[Cluster]:
-    """Three sizes between one that fits and half of it, which does not; of whole nodes."""
+    """Yield three sizes between one that fits and half of it, which does not; of whole nodes."""
     half = fits.devices // 2
     for quarters in (1, 2, 3):
         devices = half + quarters * half // 4

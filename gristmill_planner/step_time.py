@@ -60,7 +60,7 @@ class StepTime:
 
 @lru_cache(4096)
 def work_time(work: RankWork, device: Device, constants: Constants) -> tuple[float, float]:
-    """Seconds of the forward and of the backward pass of `work` on the device."""
+    """Return the seconds of the forward and of the backward pass of `work` on the device."""
     traffic = _traffic_time(work, device, constants)
     forward = sum(product_time(product, device, constants) for product in work.products)
     backward = 0.0
@@ -85,15 +85,21 @@ def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
     forward, backward = work_time(work, device, constants)
     sent = layer_collectives(run, constants, *_by_kind(run, work, constants))
     launch = constants.launch + constants.launch_wait * (run.axes["tp"].ranks - 1)
-    by_recompute = {"none": 0.0, "selective": _traffic_time(work, device, constants), "full": forward + sent.forward}
-    again = by_recompute[run.recompute]
+    again = 0.0  # seconds of what is computed again
+    if run.recompute == "selective":
+        again = _traffic_time(work, device, constants)
+    elif run.recompute == "full":
+        again = forward + sent.forward
     whole_forward = _slower(forward + sent.forward, launch)
-    whole_backward = _slower(backward + sent.backward + again, 2 * launch + launch * (again > 0))
+    launches = 3 if again > 0 else 2
+    whole_backward = _slower(backward + sent.backward + again, launches * launch)
     slower = constants.deepspeed if run.software.deepspeed else 1.0
     if run.compiled:
         whole_forward = sent.forward + COMPILED_SHARE * (whole_forward - sent.forward)
         whole_backward = sent.backward + COMPILED_SHARE * (whole_backward - sent.backward)
-    collectives = sent.forward * (2 if run.recompute == "full" else 1) + sent.backward
+    collectives = sent.forward + sent.backward
+    if run.recompute == "full":
+        collectives += sent.forward
     return PassTime(slower * whole_forward, slower * whole_backward, slower * collectives)
 
 
@@ -129,24 +135,28 @@ def step_time(run: PlannedRun, constants: Constants, times: tuple[PassTime, Pass
     of_head = head.forward + head.backward
     layers = run.rank_layers
     has_head = [layout.stages - 1 in stages for stages in run.held]
-    slots = [layers[rank] * of_layer + of_head * has_head[rank] for rank in range(layout.pp)]
+    slots = []  # seconds of a micro-batch's passes on each rank
+    for rank in range(layout.pp):
+        slots.append(layers[rank] * of_layer + (of_head if has_head[rank] else 0.0))
     sent = send_time(run, constants)
     busiest = max(range(layout.pp), key=slots.__getitem__)
-    collectives = layers[busiest] * layer.collectives + head.collectives * has_head[busiest]
+    collectives = layers[busiest] * layer.collectives
+    if has_head[busiest]:
+        collectives += head.collectives
     bubble = _bubble(run, slots, sent, layer)
     data = data_time(run, constants, slots[busiest], layers[busiest] * layer.backward)
     return StepTime(
-        count * (slots[busiest] - collectives),
-        count * collectives,
-        count * sent,
-        bubble,
-        data,
-        _update_time(run, constants) + constants.step,
+        compute=count * (slots[busiest] - collectives),
+        tensor=count * collectives,
+        pipeline=count * sent,
+        bubble=bubble,
+        data=data,
+        update=_update_time(run, constants) + constants.step,
     )
 
 
 def send_time(run: PlannedRun, constants: Constants) -> float:
-    """Seconds that a rank spends on what it sends, or waits for, per micro-batch: forward and backward."""
+    """Return the seconds that a rank spends on what it sends, or waits for, per micro-batch: forward and backward."""
     layout = run.layout
     if layout.pp == 1:
         return 0.0
@@ -155,7 +165,7 @@ def send_time(run: PlannedRun, constants: Constants) -> float:
 
 
 def _bubble(run: PlannedRun, slots: list[float], sent: float, layer: PassTime) -> float:
-    """Seconds in which the busiest rank waits: the first micro-batch has to pass the other ranks, down and up again.
+    """Return the seconds in which the busiest rank waits: the first micro-batch passes the other ranks, and returns.
 
     (p - 1)(f + b) of equal stages for GPipe and 1F1B, 1 / v of it interleaved (Narayanan et al. 2021, section 2.2);
     (p - 1)(f + i - w) / v if gradients of inputs i and of weights w are separate (Qi et al. 2023, table 2), which are
@@ -169,7 +179,7 @@ def _bubble(run: PlannedRun, slots: list[float], sent: float, layer: PassTime) -
 
 
 def data_time(run: PlannedRun, constants: Constants, slot: float, backward: float) -> float:
-    """Seconds of communication between replicas that nothing hides.
+    """Return the seconds of communication between replicas that nothing hides.
 
     An all-reduce of the gradients; with ZeRO-1 half of one, and half of one of the weights in 16 bits; ZeRO-2 scatters
     gradients after each micro-batch; ZeRO-3 also gathers the weights for each pass, in a pipeline once (Rajbhandari et
@@ -196,7 +206,7 @@ def data_time(run: PlannedRun, constants: Constants, slot: float, backward: floa
 
 
 def _sum_and_gather(run: PlannedRun, constants: Constants) -> tuple[float, float]:
-    """Seconds of one sum of all gradients, and of one gather of all weights.
+    """Return the seconds of one sum of all gradients, and of one gather of all weights.
 
     ZeRO's ranks, which are neighbours, take each as half an all-reduce; several groups of them then all-reduce the part
     of the gradients that a rank has.
@@ -234,9 +244,9 @@ def _update_time(run: PlannedRun, constants: Constants) -> float:
 
 
 def rank_parameters(run: PlannedRun) -> float:
-    """Parameters on the rank that has the most, of one tensor-parallel rank: its layers and an end of the model.
+    """Return the parameters of the rank that has the most: its layers and an end of the model.
 
-    Layers of a 2.5D grid hold the same.
+    Of one tensor-parallel rank. Layers of a 2.5D grid hold the same.
     """
     layout = run.layout
     ends = 2 if layout.pp == 1 and not run.model.tied else 1
@@ -268,7 +278,7 @@ def _slower(device: float, host: float) -> float:
 
 
 def divided_by_time(run: PlannedRun, constants: Constants) -> tuple[int, ...]:
-    """Layers of each stage of `run` with the least time of the slowest stage, which has the head if it is the last.
+    """Return the layers of each stage of `run` with the least time of the slowest stage; the last has the head, too.
 
     That is also the least step time if there are many micro-batches.
     """

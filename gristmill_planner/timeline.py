@@ -63,8 +63,9 @@ def draw_timelines(timelines: Sequence[Timeline], path: Path) -> None:
         kinds.update(timed.kind for timed in _all_passes(timeline))
     is_measured = any(timeline.name for timeline in timelines)
     axes[-1].set_xlabel("time, in seconds" if is_measured else "time, in seconds of the costs given")
-    later = any(timeline.layout.virtual_stages > 1 for timeline in timelines)
-    figure.legend(handles=_legend(kinds, later), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    has_later_stages = any(timeline.layout.virtual_stages > 1 for timeline in timelines)
+    handles = _legend(kinds, has_later_stages)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     with wrap_write_errors(path):
         figure.savefig(path, dpi=150)
 
@@ -100,14 +101,15 @@ def draw_timeline(timeline: Timeline, axis: Any) -> None:
 def describe(timeline: Timeline) -> str:
     """Return one line: the schedule, its bubble ratio, and the micro-batches that each rank keeps at the most."""
     layout = timeline.layout
-    stages = f", {layout.virtual_stages} stages per rank" if layout.virtual_stages > 1 else ""
-    kept = [timeline.peak_in_flight(rank) / layout.virtual_stages for rank in range(layout.pp)]
-    in_flight = ", ".join(f"{micro_batches:g}" for micro_batches in kept)
     name = f"{timeline.name} " if timeline.name else ""
+    stages = f", {layout.virtual_stages} stages per rank" if layout.virtual_stages > 1 else ""
+    in_flight = []
+    for rank in range(layout.pp):
+        in_flight.append(f"{timeline.peak_in_flight(rank) / layout.virtual_stages:g}")
     return (
         f"{name}{layout.schedule}{stages}: {count_of(layout.micro_batches, 'micro-batch', 'micro-batches')} "
-        f"in {timeline.seconds:.4g} s, "
-        f"bubble ratio {timeline.bubble_ratio:.3f}; activations of {in_flight} micro-batches"
+        f"in {timeline.seconds:.4g} s, bubble ratio {timeline.bubble_ratio:.3f}; activations of "
+        f"{', '.join(in_flight)} micro-batches"
     )
 
 
@@ -138,16 +140,16 @@ def _is_later(timeline: Timeline, timed: TimedPass) -> bool:
     return timed.stage // timeline.layout.pp % 2 == 1
 
 
-def _legend(kinds: set[str], later: bool) -> list[Any]:
-    """Return the legend's patches; `later`: there are ranks with several stages."""
+def _legend(kinds: set[str], has_later_stages: bool) -> list[Any]:
+    """Return the legend's patches; `has_later_stages`: there are ranks with several stages."""
     from matplotlib.patches import Patch
 
-    names = dict(_NAMES)
+    names = {kind: name for kind, name in _NAMES.items() if kind in kinds}
     if "B" in kinds and "I" in kinds:  # which have one colour
         names["I"] = "backward (where split: of inputs)"
         del names["B"]
-    patches = [Patch(color=_COLORS[kind][0], label=name) for kind, name in names.items() if kind in kinds]
-    if later:
+    patches = [Patch(color=_COLORS[kind][0], label=name) for kind, name in names.items()]
+    if has_later_stages:
         patches.append(Patch(color="#CCCCCC", label="lighter: every second stage of a rank"))
     return patches
 
@@ -166,8 +168,11 @@ def read_timeline(out_dir: Path) -> Timeline:
     lacking = "no traces of a pipeline's passes"
     for (last, _), files in _by_steps(folder):
         traces: dict[ParallelConfig, dict[int, list[TimedPass]]] = {}
-        for layout, rank, passes in filter(None, map(_read, files)):
-            traces.setdefault(layout, {}).setdefault(rank, passes)
+        for path in files:
+            trace = _read(path)
+            if trace is not None:
+                layout, rank, passes = trace
+                traces.setdefault(layout, {}).setdefault(rank, passes)
         for layout, by_rank in traces.items():
             missing = [rank for rank in range(layout.pp) if rank not in by_rank]
             if not missing:
@@ -195,7 +200,9 @@ def measured_costs(timeline: Timeline) -> list[PassCosts]:
             seconds[timed.stage, kind].append((timed.end - timed.start) / len(halves))
     costs = list[PassCosts]()
     for stage in range(timeline.layout.stages):
-        forward, inputs, weights = (fmean(seconds[stage, kind] or [0.0]) for kind in "FIW")
+        forward = fmean(seconds[stage, "F"] or [0.0])
+        inputs = fmean(seconds[stage, "I"] or [0.0])
+        weights = fmean(seconds[stage, "W"] or [0.0])
         costs.append(PassCosts(forward, inputs, weights))
     return costs
 
@@ -210,7 +217,8 @@ def _by_steps(folder: Path) -> list[tuple[tuple[int, int], list[Path]]]:
             traces[last, first].append((rank, path))
     by_steps = list[tuple[tuple[int, int], list[Path]]]()
     for steps in sorted(traces, reverse=True):
-        by_steps.append((steps, [path for _, path in sorted(traces[steps])]))
+        by_rank = sorted(traces[steps])
+        by_steps.append((steps, [path for _, path in by_rank]))
     return by_steps
 
 
@@ -223,19 +231,24 @@ def _read(path: Path) -> tuple[ParallelConfig, int, list[TimedPass]] | None:
     if not events:
         return None
     events.sort(key=lambda event: event[1])
-    kinds = [match.group(2, 3, 4) for match, _, _ in events]
-    last_begin = len(kinds) - 1 - kinds[::-1].index(kinds[0])
+    first, _, _ = events[0]
+    last_step = events[_last_begin(events) :]
     passes = list[TimedPass]()
-    for match, start, length in events[last_begin:]:
+    for match, start, length in last_step:
         passes.append(TimedPass(match[2], int(match[3]), int(match[4]), start, start + length))
     stages = len({timed.stage for timed in passes})
     count = 1 + max(timed.micro_batch for timed in passes)
     forward = {(timed.stage, timed.micro_batch) for timed in passes if timed.kind == "F"}
-    first, _, _ = events[0]
     if first[1] not in SCHEDULES or len(forward) != stages * count:
         raise InputError(f"{path} is damaged: it has no whole step of a pipeline; trace the steps again")
     layout = pipeline_layout(cast(Schedule, first[1]), int(first[6]), count, stages)
     return layout, int(first[5]), passes
+
+
+def _last_begin(events: Sequence[tuple[re.Match[str], float, float]]) -> int:
+    """Return where the last step begins: with the last pass that is like the first of all."""
+    names = [match.group(2, 3, 4) for match, _, _ in events]
+    return len(names) - 1 - names[::-1].index(names[0])
 
 
 def _read_events(path: Path) -> list[tuple[re.Match[str], float, float]]:
@@ -269,24 +282,24 @@ def draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts)
         f"--costs are {' '.join(map(str, given))}; expected seconds of 0 to {_MOST_SECONDS:g}, above 0 of a forward "
         "pass; try --costs 1 1 1",
     )
-    drawn = [schedule for schedule in _DRAWN if has_enough(schedule, ranks, micro_batches)]
-    timelines = [simulate_schedule(schedule, ranks, micro_batches, costs) for schedule in drawn]
+    timelines = list[Timeline]()
+    for schedule in _DRAWN:
+        if has_enough(schedule, ranks, micro_batches):
+            timelines.append(simulate_schedule(schedule, ranks, micro_batches, costs))
     draw_timelines(timelines, path)
-    counts = [factor * ranks for factor in (1, 2, 4, 8)]
+    counts = [ranks, 2 * ranks, 4 * ranks, 8 * ranks]
 
     def bubble(schedule: Schedule, count: int) -> str:
         return f"{simulate_schedule(schedule, ranks, count, costs).bubble_ratio:.3f}"
 
-    tables = [
-        schedules_table("bubble ratio", _DRAWN, ranks, counts, bubble),
-        break_even_table(_DRAWN[2:], ranks, counts, costs),
-    ]
-    return Group(*(timeline_text(timeline) for timeline in timelines), *tables, f"drawn in {path}")
+    bubbles = schedules_table("bubble ratio", _DRAWN, ranks, counts, bubble)
+    break_even = break_even_table(_DRAWN[2:], ranks, counts, costs)
+    return Group(*map(timeline_text, timelines), bubbles, break_even, f"drawn in {path}")
 
 
 def draw_measured(path: Path, out_dir: Path) -> Group:
     """Draw the last traced step of the run in `out_dir`, and a simulation with the mean seconds of its passes."""
     measured = read_timeline(out_dir)
-    timelines = [measured, replace(simulate(measured.layout, measured_costs(measured)), name="simulated")]
-    draw_timelines(timelines, path)
-    return Group(*(timeline_text(timeline) for timeline in timelines), f"drawn in {path}")
+    simulated = replace(simulate(measured.layout, measured_costs(measured)), name="simulated")
+    draw_timelines([measured, simulated], path)
+    return Group(timeline_text(measured), timeline_text(simulated), f"drawn in {path}")
