@@ -330,21 +330,14 @@ class RankMemory:
         vocabulary = self._vocabulary
         on_gpu = self.run.cluster.device.is_gpu
         if self.run.layout.on_grid:
-            bytes_a_logit = wide
-            if e < wide:
-                bytes_a_logit = e + 2 * wide
+            bytes_a_logit = wide if e == wide else e + 2 * wide
             return self._tokens * vocabulary * bytes_a_logit
         chunk_bytes = LOGIT_CHUNK_BYTES["cuda" if on_gpu else "cpu"]
         tokens = min(self._tokens, chunk_bytes // (vocabulary * wide) or 1)
         is_fused = on_gpu and self.run.parts == 1
-        if is_fused:
-            bytes_a_logit = 2 * e
-        else:
-            bytes_a_logit = 2 * wide + (e if e < wide else 0)
-        size = tokens * vocabulary * bytes_a_logit
-        if self.run.precision == "bf16":
-            size += wide * vocabulary * self.run.model.width
-        return size
+        bytes_a_logit = 2 * e if is_fused else 2 * wide + e * (e < wide)
+        summed = wide * vocabulary * self.run.model.width if self.run.precision == "bf16" else 0
+        return tokens * vocabulary * bytes_a_logit + summed
 
     # sizes
 
