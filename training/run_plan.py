@@ -84,7 +84,10 @@ class RunPlan:
             cached += holdouts[name].cached_bytes
         for other in (*parts[1:], holdout, *holdouts.values()):
             require_same_tokenizer(train.first, other)
-        processes = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
+        if dist.is_initialized():
+            processes = dist.get_world_size()
+        else:
+            processes = int(os.environ.get("WORLD_SIZE", 1))
         given = given_model(config)
         vocab_size = train.first.manifest.tokenizer.vocab_size
         for option, source in config.began_from.items():
@@ -122,12 +125,12 @@ class RunPlan:
 
     @property
     def local_steps(self) -> int:
-        """Steps that replicas take before they average their weights; 0: none are replicas of that kind."""
+        """Return the steps that replicas take before they average their weights; 0: none are replicas of that kind."""
         return self.config.replicas.local_steps if self.config.replicas.folder else self.layout.local_steps
 
     @property
     def moments(self) -> int:
-        """Values that the optimizer keeps of a parameter, at least, besides the one that it updates."""
+        """Return the values that the optimizer keeps of a parameter, at least, besides the one that it updates."""
         kind = find_optimizer(self.config.optim.name)
         return min(kind.matrix_states, kind.other_states) + (self.config.optim.ema_decay > 0)
 
@@ -138,7 +141,7 @@ class RunPlan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that this run reads in a step: the global batch, or its part as one of replicas that are runs."""
+        """Return the tokens that this run reads in a step: the global batch, or its part as one of several runs."""
         return self._batch_tokens // self.config.replicas.count
 
     @property
@@ -146,7 +149,7 @@ class RunPlan:
         return self.config.data.batch_size * self.config.data.seq_len
 
     def notes(self, device: str, steps_done: int) -> list[str]:
-        """Lines for a run that continues after `steps_done` on a `device` (cpu or cuda): options without effect."""
+        """Return lines on options without effect, for a run that continues after `steps_done` on cpu or cuda."""
         config = self.config
         return [
             *config.memory.warnings(device),
@@ -157,7 +160,7 @@ class RunPlan:
         ]
 
     def _notes_of_lengths(self) -> list[str]:
-        """Lines for sequences that are longer than the model has seen before, or no longer than its window."""
+        """Return lines for sequences that are longer than the model has seen before, or no longer than its window."""
         lines = []
         length = self.config.data.seq_len
         stored = _stored_model(self.config)
@@ -171,24 +174,28 @@ class RunPlan:
         return lines
 
     def _notes_of_holdouts(self) -> list[str]:
-        """Lines for holdouts that are trained on: a shard is known by its checksum, wherever its folder lies."""
-        trained = {shard.sha256: str(part.folder) for part in self.train.parts for shard in part.manifest.shards}
+        """Return lines for holdouts that are trained on: a shard is known by its checksum, wherever its folder lies."""
+        folders = dict[str, Path]()
+        for part in self.train.parts:
+            for shard in part.manifest.shards:
+                folders[shard.sha256] = part.folder
         lines = []
         for name, holdout in self.named_holdouts.items():
             shards = [shard for shard in holdout.manifest.shards if shard.tokens]
-            shared = [shard for shard in shards if shard.sha256 in trained]
-            if shared:
-                option = f"data.holdouts.{name}" if name else "data.holdout"
-                amount = "" if len(shared) == len(shards) else f"{len(shared)} of "
-                lines.append(
-                    f"{option}: {amount}its {count_of(len(shards), 'shard')} {'is' if len(shared) == 1 else 'are'} in "
-                    f"data.train {trained[shared[0].sha256]}, too: its loss is of text that the model is trained on, "
-                    "not of new text"
-                )
+            shared = [shard for shard in shards if shard.sha256 in folders]
+            if not shared:
+                continue
+            option = f"data.holdouts.{name}" if name else "data.holdout"
+            amount = "" if len(shared) == len(shards) else f"{len(shared)} of "
+            verb = "is" if len(shared) == 1 else "are"
+            lines.append(
+                f"{option}: {amount}its {count_of(len(shards), 'shard')} {verb} in data.train "
+                f"{folders[shared[0].sha256]}, too: its loss is of text that the model is trained on, not of new text"
+            )
         return lines
 
     def header(self, parameters: int, active: int, processes: int, device: str) -> str:
-        """Two lines for logs: the sizes of the model, the layout and the batch. `device` is cpu or cuda.
+        """Return two lines for logs: the sizes of the model, the layout and the batch. `device` is cpu or cuda.
 
         `active`: the parameters that one token uses.
         """
@@ -220,7 +227,10 @@ def _require_documents(parts: Sequence[TokenSequences], documents: Sequence[str]
     """Raise UsageError for a document to skip whose shard is in none of the data sets, or in several."""
     for document in documents:
         name = document.rpartition("@")[0]
-        folders = [str(part.folder) for part in parts if name in {shard.name for shard in part.manifest.shards}]
+        folders = list[str]()
+        for part in parts:
+            if any(shard.name == name for shard in part.manifest.shards):
+                folders.append(str(part.folder))
         require(
             bool(folders), f"data.skip_documents has {document}, and data.train has no shard {name}; check its name"
         )
@@ -274,9 +284,12 @@ def given_model(config: TrainConfig) -> ModelConfig:
 
 
 def _stored_model(config: TrainConfig) -> ModelConfig | None:
-    """The model of the checkpoint that a run starts from, or of its own; None for a run that starts from none."""
-    for folder in map(Path, [str(config.out_dir), *config.began_from.values()] if config.began_from else []):
-        if stored := recorded_model(folder):
+    """Return the model of the checkpoint that a run starts from, or of its own; None if it starts from none."""
+    if not config.began_from:
+        return None
+    for folder in (config.out_dir, *map(Path, config.began_from.values())):
+        stored = recorded_model(folder)
+        if stored is not None:
             return stored
     return None
 
@@ -328,52 +341,66 @@ def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfi
     steps = optim.steps - optim.warmup_from
     if steps < 2 * optim.warmup_steps:
         advice = f"; a tenth of the run is --optim.warmup_steps {steps // 10}" if steps >= 10 else ""
+        length = f"the {steps} steps from there" if optim.warmup_from else f"optim.steps {steps}"
         lines.append(
             f"the learning rate warms up for optim.warmup_steps {optim.warmup_steps}, more than half of "
-            f"{f'the {steps} steps from there' if optim.warmup_from else f'optim.steps {steps}'}{advice}"
+            f"{length}{advice}"
         )
     for option, without_effect, reason in idle:
-        section, _, name = option.partition(".")
-        given = getattr(getattr(config, section), name)
-        if without_effect and given != getattr(type(getattr(config, section)), name):
+        section_name, _, name = option.partition(".")
+        section = getattr(config, section_name)
+        given = getattr(section, name)
+        default = getattr(type(section), name)
+        if without_effect and given != default:
             value = " ".join(map(str, given)) if isinstance(given, tuple) else given
             lines.append(f"{option} {value} has no effect with {reason}")
     return lines
 
 
 def run_identity(config: TrainConfig, model: ModelConfig, train: TokenMix, holdout: Manifest) -> dict[str, Any]:
-    """Options and data that determine the run's results, by option name; a run resumes only if all are equal.
+    """Return options and data that determine the results, by option name; a run resumes only if all are equal.
 
     Not among them: paths, the number of processes and their layout. `model` must be resolved; `holdout` is
     the manifest of the token shards.
     """
-    lengths = ("steps", "decay_steps", "cooldown_steps")  # a run can be made longer
-    optim = {f"optim.{key}": value for key, value in asdict(config.optim).items() if key not in lengths}
-    optim |= {f"optim.{key}": recorded_name(getattr(config.optim, key)) for key in ("name", "schedule")}
-    return {
-        **{f"model.{key}": value for key, value in model.record().items() if key != "preset"},
-        **_train_identity(train),
-        "data.holdout": holdout.fingerprint,
-        "data.seq_len": config.data.seq_len,
-        "data.batch_size": config.data.batch_size,
-        "data.order": config.data.order,
-        **({"data.batch_ramp": config.data.batch_ramp} if config.data.batch_ramp else {}),
-        **config.data.of_documents(),
-        **{f"parallel.{key}": value for key, value in config.parallel.compression_record().items()},
-        **optim,
-        **config.replicas.record(),
-        **({"parallel.local_steps": config.parallel.local_steps} if config.parallel.local_steps else {}),
-        "optim.min_lr": config.optim.final_lr,
-        "seed": config.seed,
-        "precision": config.precision,
-    }
+    identity: dict[str, Any] = {}
+    for key, value in model.record().items():
+        if key != "preset":
+            identity[f"model.{key}"] = value
+    identity |= _train_identity(train)
+    identity["data.holdout"] = holdout.fingerprint
+    identity["data.seq_len"] = config.data.seq_len
+    identity["data.batch_size"] = config.data.batch_size
+    identity["data.order"] = config.data.order
+    if config.data.batch_ramp:
+        identity["data.batch_ramp"] = config.data.batch_ramp
+    identity |= config.data.of_documents()
+    for key, value in config.parallel.compression_record().items():
+        identity[f"parallel.{key}"] = value
+    for key, value in asdict(config.optim).items():
+        if key not in ("steps", "decay_steps", "cooldown_steps"):  # a run can be made longer
+            identity[f"optim.{key}"] = value
+    for key in ("name", "schedule"):
+        identity[f"optim.{key}"] = recorded_name(getattr(config.optim, key))
+    identity |= config.replicas.record()
+    if config.parallel.local_steps:
+        identity["parallel.local_steps"] = config.parallel.local_steps
+    identity["optim.min_lr"] = config.optim.final_lr
+    identity["seed"] = config.seed
+    identity["precision"] = config.precision
+    return identity
 
 
 def _train_identity(train: TokenMix) -> dict[str, Any]:
     """Return what decides the results of the data sets: their shards and, of several, their shares."""
-    found = [part.manifest.fingerprint for part in train.parts]
-    masked = [part.masks.fingerprint for part in train.parts if part.masks is not None]
-    masks = {"data.masks": masked} if masked else {}
-    if len(found) == 1:
-        return {"data.train": found[0], **masks}
-    return {"data.train": found, "data.weights": [f"{share:.9g}" for share in train.shares], **masks}
+    identity: dict[str, Any] = {}
+    fingerprints = [part.manifest.fingerprint for part in train.parts]
+    if len(fingerprints) == 1:
+        identity["data.train"] = fingerprints[0]
+    else:
+        identity["data.train"] = fingerprints
+        identity["data.weights"] = [f"{share:.9g}" for share in train.shares]
+    masks = [part.masks.fingerprint for part in train.parts if part.masks is not None]
+    if masks:
+        identity["data.masks"] = masks
+    return identity

@@ -101,7 +101,8 @@ class TokenMix:
     @property
     def shares(self) -> list[float]:
         """Return the shares of the tokens, which add up to 1."""
-        return [weight / sum(self.weights) for weight in self.weights]
+        total = sum(self.weights)
+        return [weight / total for weight in self.weights]
 
     @property
     def first(self) -> TokenSequences:
@@ -110,7 +111,7 @@ class TokenMix:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all data sets."""
+        """Return the tokens of all data sets."""
         return sum(part.tokens for part in self.parts)
 
     def sequences(self, seed: int, packed_in: Path | None = None) -> "tuple[Sequences, MixOrder | None]":
@@ -118,20 +119,23 @@ class TokenMix:
         if packed_in is None:
             if len(self.parts) == 1:
                 return self.first, None
-            return MixedSequences(self.parts), MixOrder([len(part) for part in self.parts], self.weights, seed)
+            sizes = [len(part) for part in self.parts]
+            return MixedSequences(self.parts), MixOrder(sizes, self.weights, seed)
         packed = [PackedSequences(part, packed_in) for part in self.parts]
         if len(packed) == 1:
             return packed[0], None
-        # by weights of tokens, of which rows with more padding have fewer
-        rows = [weight * len(part) / part.all_targets for weight, part in zip(self.weights, packed, strict=True)]
-        return MixedSequences(packed), MixOrder([len(part) for part in packed], rows, seed)
+        # weights are of tokens, of which rows with more padding have fewer
+        weights = []
+        for weight, part in zip(self.weights, packed, strict=True):
+            weights.append(weight * len(part) / part.all_targets)
+        return MixedSequences(packed), MixOrder([len(part) for part in packed], weights, seed)
 
     def describe(self, steps_per_epoch: int) -> str:
         """Return the tokens, and how often they are read, in a few words."""
-        many = len(self.parts) > 1
-        return count_of(self.tokens, "token") + (
-            f" in {len(self.parts)} data sets" if many else f", {count_of(steps_per_epoch, 'step')} per epoch"
-        )
+        tokens = count_of(self.tokens, "token")
+        if len(self.parts) > 1:
+            return f"{tokens} in {len(self.parts)} data sets"
+        return f"{tokens}, {count_of(steps_per_epoch, 'step')} per epoch"
 
     def lines(self, read: Sequences, order: "MixOrder | None", first: int, last: int) -> list[str]:
         """Return a line for each of several sets: its share, and how often sequences `first` … `last` read it.
@@ -141,12 +145,14 @@ class TokenMix:
         if order is None:
             return read.notes()
         counts = order.counts_between(first, last)
-        shares = [
-            f"    {share:.2%} of {part.folder}: {count * part.length:,} of its {part.tokens:,} tokens, "
-            f"{count / len(rows):.2f} epochs{', so some are repeated' if count > len(rows) else ''}"
-            for part, rows, share, count in zip(self.parts, read.sets, self.shares, counts, strict=True)
-        ]
-        return [*shares, *read.notes()]
+        lines = []
+        for part, rows, share, count in zip(self.parts, read.sets, self.shares, counts, strict=True):
+            repeats = ", so some are repeated" if count > len(rows) else ""
+            lines.append(
+                f"    {share:.2%} of {part.folder}: {count * part.length:,} of its {part.tokens:,} tokens, "
+                f"{count / len(rows):.2f} epochs{repeats}"
+            )
+        return [*lines, *read.notes()]
 
 
 class MixedSequences(Sequences):
@@ -190,13 +196,14 @@ class MixedSequences(Sequences):
         return np.searchsorted(self.starts, indices, side="right") - 1
 
     def by_set(self, indices: Indices) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Return, for each set that has some of the sequences, its number, their places and their numbers in it."""
         indices = np.asarray(indices, np.int64)
-        of = self.set_of(indices)
-        found = []
-        for number in np.unique(of).tolist():
-            places = np.flatnonzero(of == number)
-            found.append((number, places, indices[places] - self.starts[number]))
-        return found
+        set_numbers = self.set_of(indices)
+        by_set = []
+        for number in np.unique(set_numbers).tolist():
+            places = np.flatnonzero(set_numbers == number)
+            by_set.append((number, places, indices[places] - self.starts[number]))
+        return by_set
 
     def _gather(self, indices: Indices, width: int, read: Callable[[DataSet, NDArray[np.int64]], Tensor]) -> Tensor:
         """Call `read` for each set with its sequences among `indices`, and gather: (len(indices), width) int64."""
@@ -271,13 +278,18 @@ class MixOrder:
         self.before = [0] * len(sizes)
         self.orders = [EpochOrder("keyed", size, seed, f"{number}/") for number, size in enumerate(sizes)]
         exact = [Fraction(repr(weight)) for weight in weights]
-        rests = [share / sum(exact[number:]) for number, share in enumerate(exact)]
-        self._of_rest = [rest.limit_denominator(_MOST_PARTS).as_integer_ratio() for rest in rests]
+        self._of_rest = []  # a set's share of what the sets before it leave, as numerator and denominator
+        for number, weight in enumerate(exact):
+            share = weight / sum(exact[number:])
+            self._of_rest.append(share.limit_denominator(_MOST_PARTS).as_integer_ratio())
 
     def progress(self, place: int) -> list[SetPlace]:
         """Return how far a run has read each of the sets at a place."""
         read = self.counts(torch.tensor([place]))[:, 0].tolist()
-        return [order.place(*counts) for order, *counts in zip(self.orders, self.before, read, strict=True)]
+        places = []
+        for order, before, until_now in zip(self.orders, self.before, read, strict=True):
+            places.append(order.place(before, until_now))
+        return places
 
     def resume(self, names: Sequence[str], progress: MixPlace, place: int | None = None) -> None:
         """Go on with the mix of a checkpoint, or take over from it at `place`: sets that it read go on as they are.
@@ -286,20 +298,22 @@ class MixOrder:
         """
         self.start = progress.start if place is None else place
         for number, name in enumerate(names):
-            if known := progress.sets.get(name):
+            known = progress.sets.get(name)
+            if known is not None:
                 self.before[number] = known.before if place is None else known.read
                 self.orders[number].resume(known)
 
     def counts(self, places: Tensor) -> Tensor:
         """Return how many sequences of each set a run has read at `places` (n,) int64: (sets, n) int64."""
-        found = []
+        counts = []
         rest = places - self.start
         for part, whole in self._of_rest:
             turns = rest // whole
             over = rest % whole
-            found.append(turns * part + (2 * over * part + whole) // (2 * whole))  # rounded
-            rest = rest - found[-1]
-        return torch.stack(found) + torch.tensor(self.before)[:, None]
+            count = turns * part + (2 * over * part + whole) // (2 * whole)  # rounded
+            counts.append(count)
+            rest = rest - count
+        return torch.stack(counts) + torch.tensor(self.before)[:, None]
 
     def counts_between(self, first: int, last: int) -> list[int]:
         """Return how many of the sequences `first` … `last` of the run are of each set."""
@@ -313,11 +327,12 @@ class MixOrder:
 
     def at(self, places: Tensor) -> Tensor:
         """Return the sequences at `places` (n,) int64 of the run, as `MixedSequences` counts them: (n,) int64."""
-        found = self.place(places)
+        positions = self.place(places)
         sequences = torch.empty_like(places)
         for number, (size, order) in enumerate(zip(self.sizes, self.orders, strict=True)):
-            epochs = found.number // size
-            for epoch in epochs[found.part == number].unique().tolist():
-                rows = (found.part == number) & (epochs == epoch)
-                sequences[rows] = order.at(epoch, found.number[rows] % size) + int(self.starts[number])
+            is_of_set = positions.part == number
+            epochs = positions.number // size
+            for epoch in epochs[is_of_set].unique().tolist():
+                rows = is_of_set & (epochs == epoch)
+                sequences[rows] = order.at(epoch, positions.number[rows] % size) + int(self.starts[number])
         return sequences

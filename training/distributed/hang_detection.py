@@ -84,10 +84,11 @@ def report_failures(watch: StallWatch) -> Iterator[None]:
 
 def is_peer_failure(error: BaseException | None) -> bool:
     """Return whether the error, or one that caused it, is a collective that failed because of another rank."""
-    return any(
-        isinstance(e, RuntimeError) and (_DISCONNECTED.search(str(e)) or _TIMED_OUT.search(str(e)))
-        for e in _causes(error)
-    )
+    return any(isinstance(cause, RuntimeError) and _blames_peer(str(cause)) for cause in _causes(error))
+
+
+def _blames_peer(message: str) -> bool:
+    return bool(_DISCONNECTED.search(message) or _TIMED_OUT.search(message))
 
 
 def diagnose(
@@ -113,7 +114,8 @@ def diagnose(
     by_text = sorted(activities.items(), key=lambda item: (item[1].waiting, item[1].text))
     for activity, same in groupby(by_text, key=lambda item: item[1]):
         ranks = _format_ranks(sorted(rank for rank, _ in same), hosts)
-        lines.append(f"    {ranks}: {'waiting' if activity.waiting else 'running'}: {activity.text}")
+        state = "waiting" if activity.waiting else "running"
+        lines.append(f"    {ranks}: {state}: {activity.text}")
     return "\n".join(lines)
 
 
@@ -122,20 +124,29 @@ def describe_stack(stack: Stack, gpu_busy: bool = False) -> Activity:
 
     With unfinished work on its GPU a rank waits, too: of the others, or to get in.
     """
-    ours = [(frame, line) for frame, line in stack if _PACKAGE_DIR in Path(frame.f_code.co_filename).parents]
-    ours = [(frame, line) for frame, line in ours if frame.f_code is not wait.__code__] or stack
+    ours = [(frame, line) for frame, line in stack if _is_ours(frame)] or stack
     frame, line = ours[-1]
     place = f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{line})"
-    steps = [f.f_locals["step"] for f, _ in ours if isinstance(f.f_locals.get("step"), int)]
-    words = [f"step {steps[0]}"] if steps else []
-    innermost = stack[-1][0].f_code
+    words = list[str]()
+    steps = [frame.f_locals["step"] for frame, _ in ours if isinstance(frame.f_locals.get("step"), int)]
+    if steps:
+        words.append(f"step {steps[0]}")
+    innermost_frame, innermost_line = stack[-1]
+    innermost = innermost_frame.f_code
     waiting = innermost is wait.__code__ or _TORCH_DIR in Path(innermost.co_filename).parents
     if waiting:
-        words.append(_describe_collective([f for f, _ in stack]))
-    elif innermost is not frame.f_code:
-        words.append(f"{innermost.co_qualname} ({Path(innermost.co_filename).name}:{stack[-1][1]})")
-    words += ["its GPU at work"] * gpu_busy
-    return Activity(waiting or gpu_busy, f"{', '.join(words)} in {place}" if words else place)
+        words.append(_describe_collective([frame for frame, _ in stack]))
+    elif innermost is not ours[-1][0].f_code:
+        words.append(f"{innermost.co_qualname} ({Path(innermost.co_filename).name}:{innermost_line})")
+    if gpu_busy:
+        words.append("its GPU at work")
+    text = f"{', '.join(words)} in {place}" if words else place
+    return Activity(waiting or gpu_busy, text)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Return whether a frame is of this package, and does not only wait for a collective."""
+    return _PACKAGE_DIR in Path(frame.f_code.co_filename).parents and frame.f_code is not wait.__code__
 
 
 def _describe_collective(frames: Sequence[FrameType]) -> str:
@@ -143,9 +154,12 @@ def _describe_collective(frames: Sequence[FrameType]) -> str:
     call = frames[-1]
     name = call.f_code.co_name.strip("_")
     name = {"wait": "asynchronous communication", "wait_batch_p2p": "send or receive"}.get(name, name)
-    tensor = next((x for x in call.f_locals.values() if isinstance(x, Tensor)), None)
-    of = f" of {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" if tensor is not None else ""
-    return f"{name}{of} {_describe_group(frames)}".rstrip()
+    of_tensor = ""
+    tensors = [value for value in call.f_locals.values() if isinstance(value, Tensor)]
+    if tensors:
+        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        of_tensor = f" of {dtype} {tuple(tensors[0].shape)}"
+    return f"{name}{of_tensor} {_describe_group(frames)}".rstrip()
 
 
 def _describe_group(frames: Iterable[FrameType]) -> str:
@@ -156,7 +170,9 @@ def _describe_group(frames: Iterable[FrameType]) -> str:
         group = axis.group if isinstance(axis, Axis) else known.get("group")
         if isinstance(group, dist.ProcessGroup):
             ranks = dist.get_process_group_ranks(group)
-            members = "all ranks" if len(ranks) == dist.get_world_size() else f"ranks {', '.join(map(str, ranks))}"
+            members = "all ranks"
+            if len(ranks) < dist.get_world_size():
+                members = f"ranks {', '.join(map(str, ranks))}"
             return f"over {group.group_desc.removeprefix('mesh_').replace('default_pg', 'all')} ({members})"
         if "group" in known:
             return "over all ranks"
@@ -223,7 +239,7 @@ def _format_report(error: Exception, store: dist.Store, rank: int) -> str:
         return f"error: rank {rank} failed: {type(error).__name__}: {error}\n{trace}"
     size = int(os.environ["WORLD_SIZE"])
     activities = _collect_activities(store, size)
-    message = next(str(e) for e in _causes(error) if _DISCONNECTED.search(str(e)) or _TIMED_OUT.search(str(e)))
+    message = next(str(cause) for cause in _causes(error) if _blames_peer(str(cause)))
     silent = sorted(set(range(size)) - set(activities))
     report = diagnose(activities, silent, bool(_TIMED_OUT.search(message)), _hosts_of_ranks(store, size))
     message = message.rpartition("] ")[2].partition(". ")[0]  # without gloo's source line and its advice
@@ -245,7 +261,10 @@ def _collect_activities(store: dist.Store, size: int) -> dict[int, Activity]:
 
 def _hosts_of_ranks(store: dist.Store, size: int) -> dict[int, str]:
     """Return the names of the ranks' machines; none where all are on one."""
-    hosts = {rank: store.get(f"host{rank}").decode() for rank in range(size) if store.check([f"host{rank}"])}
+    hosts = dict[int, str]()
+    for rank in range(size):
+        if store.check([f"host{rank}"]):
+            hosts[rank] = store.get(f"host{rank}").decode()
     return hosts if len({*hosts.values()}) > 1 else {}
 
 
@@ -263,7 +282,8 @@ def _format_ranks(ranks: Sequence[int], hosts: Mapping[int, str] = MappingProxyT
     """
     named = dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts)
     where = f" (on {', '.join(named)})" if named else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}{where}"
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {', '.join(map(str, ranks))}{where}"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -274,7 +294,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _stack_of(error: BaseException) -> Stack:
-    return [frame for e in _causes(error) for frame in traceback.walk_tb(e.__traceback__)]
+    stack = Stack()
+    for cause in _causes(error):
+        stack += traceback.walk_tb(cause.__traceback__)
+    return stack
 
 
 def _stack_of_thread(thread: int) -> Stack:

@@ -43,8 +43,10 @@ class HFTensor:
         return self.part_shape[0] * max(1, len(self.parameters)), *self.part_shape[1:]
 
     def stored_as(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in files of weights of `dtype`: 16 bits are too few for a buffer, whose changes are small."""
-        return torch.promote_types(dtype, torch.float32) if self.layout == "buffer" else dtype
+        """Return the dtype in files of weights of `dtype`: at least float32 for a buffer, whose changes are small."""
+        if self.layout == "buffer":
+            return torch.promote_types(dtype, torch.float32)
+        return dtype
 
     def pieces(self, tensor: Tensor) -> dict[str, Pieces]:
         """Return each of our parameters as views of the tensor (of `shape`): writing to a view writes to the tensor."""
@@ -64,57 +66,65 @@ class HFTensor:
         if self.layout == "per head":
             return {name: self._heads(tensor, i) for i, name in enumerate(self.parameters)}
         dim = tensor.ndim - 1 if self.layout == "conv1d" else 0
-        parts = tensor.chunk(len(self.parameters), dim)
-        parts = tuple(part.T for part in parts) if self.layout == "conv1d" and tensor.ndim == 2 else parts
         whole = ShardSpec.whole(self.part_shape)
-        return {name: [(part, whole)] for name, part in zip(self.parameters, parts, strict=True)}
+        pieces: dict[str, Pieces] = {}
+        for name, part in zip(self.parameters, tensor.chunk(len(self.parameters), dim), strict=True):
+            is_transposed = self.layout == "conv1d" and tensor.ndim == 2
+            pieces[name] = [(part.T if is_transposed else part, whole)]
+        return pieces
 
     def _heads(self, tensor: Tensor, index: int) -> Pieces:
-        """The rows of each head of parameter `index`; they are not one view, as other parameters lie between them."""
+        """Return the rows of each head of parameter `index`: several views, as other parameters lie between them."""
         rows = tensor.unflatten(0, (self.heads, len(self.parameters), -1))
         whole = ShardSpec.whole(self.part_shape)
         return [(rows[head, index], whole.shard(0, self.heads, head)) for head in range(self.heads)]
 
     def _neighbours(self, tensor: Tensor) -> Iterator[tuple[Tensor, ShardSpec]]:
-        """The rows of each head: as they are, then of the rotated ones the first of each pair, then the second."""
+        """Yield each head's rows: as they are, then of the rotated ones the first of each pair, then the second."""
         heads = self.heads if self.layout == "rotated heads" else 1
         size = self.part_shape[0] // heads
         plain = size - self.rotated
+        others = self.part_shape[1:]
         for head, rows in enumerate(tensor.unflatten(0, (heads, size))):
             start = head * size
             for part in (rows[:plain], rows[plain::2], rows[plain + 1 :: 2]):
                 if len(part):
-                    others = self.part_shape[1:]
-                    yield part, ShardSpec(self.part_shape, (start, *(0 for _ in others)), (len(part), *others))
+                    offset = (start, *[0] * len(others))
+                    yield part, ShardSpec(self.part_shape, offset, (len(part), *others))
                 start += len(part)
 
 
 def pieces_by_parameter(tensors: Iterable[tuple[HFTensor, Tensor]]) -> dict[str, Pieces]:
     """Return each of our parameters as views of the tensors that hold parts of it."""
-    found: dict[str, Pieces] = {}
+    by_name: dict[str, Pieces] = {}
     for tensor, values in tensors:
         for name, pieces in tensor.pieces(values).items():
-            found.setdefault(name, []).extend(pieces)
-    return found
+            by_name.setdefault(name, []).extend(pieces)
+    return by_name
 
 
 def parameters_of(tensors: Iterable[tuple[HFTensor, Tensor]]) -> dict[str, Tensor]:
-    """Our parameters by name: copies where they are several pieces."""
-    found = pieces_by_parameter(tensors)
-    return {
-        name: torch.cat([view for view, _ in pieces]) if pieces[1:] else pieces[0][0] for name, pieces in found.items()
-    }
+    """Return our parameters by name: copies where they are several pieces."""
+    parameters = dict[str, Tensor]()
+    for name, pieces in pieces_by_parameter(tensors).items():
+        views = [view for view, _ in pieces]
+        parameters[name] = views[0] if len(views) == 1 else torch.cat(views)
+    return parameters
 
 
 def hf_tensors(family: ModelFamily, model: ModelConfig) -> list[HFTensor]:
     """List the HF tensors of a model, in the table's order. Raises UsageError for a parameter that it lacks."""
     decoder = meta_decoder(model)
     shapes = {name: tuple(x.shape) for name, x in (*decoder.named_parameters(), *decoder.named_buffers())}
-    found = [tensor for row in family.tensors for tensor in _expand_row(row, model, shapes)]
-    unmapped = shapes.keys() - {name for tensor in found for name in tensor.parameters}
+    tensors = list[HFTensor]()
+    unmapped = set(shapes)
+    for row in family.tensors:
+        for tensor in _expand_row(row, model, shapes):
+            tensors.append(tensor)
+            unmapped.difference_update(tensor.parameters)
     if unmapped:
         raise UsageError(f"{family.architecture} has no place for {', '.join(sorted(unmapped))}")
-    return found
+    return tensors
 
 
 def _expand_row(row: TensorRow, model: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> Iterable[HFTensor]:
@@ -136,6 +146,8 @@ def _expand_row(row: TensorRow, model: ModelConfig, shapes: dict[str, tuple[int,
                     theirs = f"{row.theirs.format(layer, expert)}{kind}"
                     yield HFTensor(theirs, names, tuple(matrix), row.layout, model.heads, (expert, experts))
             elif names[0] in shapes:
-                end = {".weight": "", ".bias": "_bias"}[kind] if row.layout == "experts" else kind
+                end = kind
+                if row.layout == "experts":
+                    end = {".weight": "", ".bias": "_bias"}[kind]
                 theirs = f"{row.theirs.format(layer)}{end}"
                 yield HFTensor(theirs, names, shapes[names[0]], row.layout, model.heads, rotated=rotated)

@@ -47,9 +47,12 @@ class PartLoss:
         return f"loss {self.loss:.4f}{bits}"
 
     def values(self) -> dict[str, Any]:
-        """The numbers as JSON holds them: null for what is not finite, without bits per byte that are not known."""
-        bits = {} if self.bits_per_byte is None else {"bits_per_byte": finite(self.bits_per_byte)}
-        return {"loss": finite(self.loss), **bits, "tokens": self.tokens}
+        """Return the numbers as JSON holds them: null for what is not finite, no bits per byte where not known."""
+        values: dict[str, Any] = {"loss": finite(self.loss)}
+        if self.bits_per_byte is not None:
+            values["bits_per_byte"] = finite(self.bits_per_byte)
+        values["tokens"] = self.tokens
+        return values
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,19 @@ class HoldoutLosses:
 
     def values(self) -> dict[str, Any]:
         """Return the losses as metrics.jsonl holds them."""
-        parts = {"sources": self.sources, "lengths": self.lengths}
-        losses = dict[str, dict[str, Any]]()
-        for kind, named in parts.items():
-            if named:
-                losses[kind] = {name: part.values() for name, part in named.items()}
-        return {key: value for key, value in self.whole.values().items() if key != "tokens"} | losses
+        values = self.whole.values()
+        del values["tokens"]
+        if self.sources:
+            values["sources"] = {name: part.values() for name, part in self.sources.items()}
+        if self.lengths:
+            values["lengths"] = {name: part.values() for name, part in self.lengths.items()}
+        return values
 
     def lines(self) -> list[str]:
         """Return a line for each source and each range of lengths, for the terminal."""
-        parts = self.sources | {f"documents of {name} tokens": part for name, part in self.lengths.items()}
+        parts = dict(self.sources)
+        for name, part in self.lengths.items():
+            parts[f"documents of {name} tokens"] = part
         width = max(map(len, parts), default=0)
         return [f"    {name:<{width}}  {part} ({count_of(part.tokens, 'token')})" for name, part in parts.items()]
 
@@ -96,31 +102,42 @@ def holdout_losses(
 
     `weights` of sources count in the whole, in place of their tokens, if there are any.
     """
-    nats, targets = (sums.reshape(-1, groups.ranges) for sums in (nats, targets))
+    nats = nats.reshape(-1, groups.ranges)  # by source and range of lengths
+    targets = targets.reshape(-1, groups.ranges)
     manifest = groups.data.manifest
-    by_source = list(zip(groups.sources, nats.sum(1), targets.sum(1), strict=False))
-    sources = {
-        name: PartLoss(total / count, bits_per_byte(total / count, manifest.sources[name]), int(count))
-        for name, total, count in by_source
-        if count
-    }
-    by_length = zip(range_names(groups.bounds.tolist()), nats.sum(0), targets.sum(0), strict=True)
-    lengths = {name: PartLoss(total / count, None, int(count)) for name, total, count in by_length if count}
-    loss = float(nats.sum() / targets.sum())
-    count = int(targets.sum())
-    whole = _weighted(sources, weights) if weights else PartLoss(loss, bits_per_byte(loss, manifest), count)
-    several = len(sources) > 1
-    return HoldoutLosses(whole, sources if several else {}, lengths if groups.ranges > 1 else {})
+    sources = dict[str, PartLoss]()
+    for name, total, count in zip(groups.sources, nats.sum(1), targets.sum(1), strict=False):
+        if count:
+            bits = bits_per_byte(total / count, manifest.sources[name])
+            sources[name] = PartLoss(total / count, bits, int(count))
+    lengths = dict[str, PartLoss]()
+    if groups.ranges > 1:
+        names = range_names(groups.bounds.tolist())
+        for name, total, count in zip(names, nats.sum(0), targets.sum(0), strict=True):
+            if count:
+                lengths[name] = PartLoss(total / count, None, int(count))
+    if weights:
+        whole = _weighted(sources, weights)
+    else:
+        loss = float(nats.sum() / targets.sum())
+        whole = PartLoss(loss, bits_per_byte(loss, manifest), int(targets.sum()))
+    return HoldoutLosses(whole, sources if len(sources) > 1 else {}, lengths)
 
 
 def _weighted(sources: Mapping[str, PartLoss], weights: Mapping[str, float]) -> PartLoss:
     """Return the mean of the sources' losses and of their bits per byte, by the weights of sources."""
     total = sum(weights.values())
-    loss = sum(weight * sources[name].loss for name, weight in weights.items()) / total
-    each = [(weight, sources[name].bits_per_byte) for name, weight in weights.items()]
-    known = [weight * bits for weight, bits in each if bits is not None]
-    bits = sum(known) / total if len(known) == len(each) else None
-    return PartLoss(loss, bits, sum(sources[name].tokens for name in weights))
+    loss = 0.0
+    bits: float | None = 0.0
+    for name, weight in weights.items():
+        source = sources[name]
+        loss += weight * source.loss
+        if bits is None or source.bits_per_byte is None:
+            bits = None
+        else:
+            bits += weight * source.bits_per_byte
+    tokens = sum(sources[name].tokens for name in weights)
+    return PartLoss(loss / total, None if bits is None else bits / total, tokens)
 
 
 class Holdouts:
@@ -162,10 +179,13 @@ class Holdouts:
         for start in range(0, share, self.micro_batch_size):
             indices = mine[start : start + self.micro_batch_size]
             read = np.minimum(indices, count - 1)
+            is_repeated = torch.from_numpy(indices >= count)[:, None]
             tokens = data.batch(read)
-            targets = data.targets(read, tokens).masked_fill(torch.from_numpy(indices >= count)[:, None], IGNORE_INDEX)
+            targets = data.targets(read, tokens).masked_fill(is_repeated, IGNORE_INDEX)
             ids = tokens[:, :-1].clamp(min=0).to(world.device)  # padding is IGNORE_INDEX
-            positions = [data.positions(read).to(world.device)] if self.mask_documents else None
+            positions = None
+            if self.mask_documents:
+                positions = [data.positions(read).to(world.device)]
             for losses in model.target_losses([ids], [targets.to(world.device)], positions):
                 group = groups.of(read)
                 sums += _sums_by_group(losses, (targets != IGNORE_INDEX) & (group >= 0), group, groups.count)
@@ -174,6 +194,7 @@ class Holdouts:
 
 
 def _require_sources(groups: TargetGroups, count: int, weights: Mapping[str, float]) -> None:
+    """Raise UsageError for a weight of a source that is not among the first `count` sequences."""
     folder = groups.data.folder
     known = ", ".join(groups.sources)
     if not known:
@@ -181,21 +202,23 @@ def _require_sources(groups: TargetGroups, count: int, weights: Mapping[str, flo
             f"eval.weights are given, but {folder} does not say which source each document is from; run "
             "tokenize_corpus again, or leave them out"
         )
-    if unknown := [name for name in weights if name not in groups.sources]:
-        raise UsageError(f"eval.weights has {unknown[0]!r}, and {folder} has no such source; it has {known}")
-    found = {groups.sources[number] for number in groups.sources_of(count)}
-    if missing := [name for name in weights if name not in found]:
-        raise UsageError(
-            f"eval.weights has {missing[0]!r}, and no token of it is among the first {count:,} sequences of {folder}; "
-            "try more --eval.sequences, or 0 for all"
-        )
+    for name in weights:
+        if name not in groups.sources:
+            raise UsageError(f"eval.weights has {name!r}, and {folder} has no such source; it has {known}")
+    evaluated = {groups.sources[number] for number in groups.sources_of(count)}
+    for name in weights:
+        if name not in evaluated:
+            raise UsageError(
+                f"eval.weights has {name!r}, and no token of it is among the first {count:,} sequences of {folder}; "
+                "try more --eval.sequences, or 0 for all"
+            )
 
 
 def _sums_by_group(losses: Tensor, counted: Tensor, group: Tensor, groups: int) -> NDArray[np.float64]:
-    """Sum of the losses, and number, of the targets of each group that are `counted`; (B, T) each: (2, groups)."""
-    group = group[counted]
-    nats = np.bincount(group.numpy(), losses.cpu()[counted].double().numpy(), groups)
-    return np.stack([nats, np.bincount(group.numpy(), minlength=groups)])
+    """Return summed loss and number of the targets of each group that are `counted`; (B, T) each: (2, groups)."""
+    group_of_target = group[counted].numpy()
+    nats = np.bincount(group_of_target, losses.cpu()[counted].double().numpy(), groups)
+    return np.stack([nats, np.bincount(group_of_target, minlength=groups)])
 
 
 _SPAN = 1 << 18  # tokens counted at once
@@ -210,8 +233,10 @@ def unigram_loss(train: TokenMix, holdout: TokenSequences, count: int, world: Wo
     and counts its part of the tokens.
     """
     vocabulary = train.first.manifest.tokenizer.vocab_size
-    each = [_train_counts(part, vocabulary, world) for part in train.parts]
-    seen = each[0] if len(each) == 1 else _mixed_counts(each, train.shares)
+    counts_of_sets = [_train_counts(part, vocabulary, world) for part in train.parts]
+    seen: NDArray[Any] = counts_of_sets[0]
+    if len(counts_of_sets) > 1:
+        seen = _mixed_counts(counts_of_sets, train.shares)
     last = 1 + count * holdout.length
     targets = [(start, min(start + _SPAN, last)) for start in range(1, last, _SPAN)]
     target_counts = _token_counts(holdout, targets, vocabulary, world, holdout.has_ignored)
@@ -224,13 +249,17 @@ def _train_counts(train: TokenSequences, vocabulary: int, world: World) -> NDArr
     starts: Sequence[int] = range(0, train.tokens, _SPAN)
     if len(starts) > _SPANS:
         starts = [(train.tokens - _SPAN) * number // (_SPANS - 1) for number in range(_SPANS)]
-    return _token_counts(train, [(start, min(start + _SPAN, train.tokens)) for start in starts], vocabulary, world)
+    spans = [(start, min(start + _SPAN, train.tokens)) for start in starts]
+    return _token_counts(train, spans, vocabulary, world)
 
 
-def _mixed_counts(each: Sequence[NDArray[np.int64]], shares: Sequence[float]) -> NDArray[np.float64]:
-    """Counts of as many tokens as there are in all sets, each by its share: (vocabulary,)."""
-    total = sum(int(counts.sum()) for counts in each)
-    return sum(share * total / counts.sum() * counts for counts, share in zip(each, shares, strict=True))
+def _mixed_counts(counts_of_sets: Sequence[NDArray[np.int64]], shares: Sequence[float]) -> NDArray[np.float64]:
+    """Return the counts of as many tokens as there are in all sets, each by its share: (vocabulary,)."""
+    total = sum(int(counts.sum()) for counts in counts_of_sets)
+    mixed = np.zeros(len(counts_of_sets[0]))
+    for counts, share in zip(counts_of_sets, shares, strict=True):
+        mixed += share * total / counts.sum() * counts
+    return mixed
 
 
 def _token_counts(

@@ -50,7 +50,8 @@ def plot(run_dir: Positional[Path]) -> Path:
         raise UsageError("the picture needs matplotlib, which is not installed: pip install 'gristmill[train]'")
     figure = draw_figure(curves, title=f"Loss of {run_dir.resolve().name}")
     panels = draw_panels(read_panels(read_metrics_and_damage(run_dir / METRICS)[0]), title=run_dir.resolve().name)
-    for name, image in {**render_images(figure), **render_images(panels, "run")}.items():
+    images = render_images(figure) | render_images(panels, "run")
+    for name, image in images.items():
         write_file(run_dir / name, image)
     return run_dir / "loss.svg"
 
@@ -71,15 +72,23 @@ def read_curves(run_dir: Path) -> dict[str, Curve]:
         print(f"note: {count_of(damaged, 'damaged line')} of {path} left out", file=sys.stderr)
     if not train:
         raise UsageError(f"{path} records no step with a loss; give the --out_dir of a training run")
-    unigram = [(step, loss) for _, loss in runs[-1:] for step in (train[0][0], train[-1][0])]
-    curves = {"train": train, "holdout": holdout, "unigram": unigram}
-    return {name: curve for name, curve in curves.items() if curve}
+    curves = {"train": train}
+    if holdout:
+        curves["holdout"] = holdout
+    if runs:
+        _, unigram = runs[-1]
+        curves["unigram"] = [(train[0][0], unigram), (train[-1][0], unigram)]
+    return curves
 
 
 def _curve(records: list[dict[str, Any]], kind: str, key: str) -> Curve:
     """Return the finite values of `key` in the records of a kind, by step."""
-    values = [(record["step"], finite(record.get(key))) for record in records if record["kind"] == kind]
-    return [(step, value) for step, value in values if value is not None]
+    curve = Curve()
+    for record in records:
+        value = finite(record.get(key)) if record["kind"] == kind else None
+        if value is not None:
+            curve.append((record["step"], value))
+    return curve
 
 
 def _style(axes: Axes, ticks: int) -> None:
@@ -130,23 +139,32 @@ def terminal_plot(curves: dict[str, Curve]) -> str:
     """Draw the curves as text of 18 lines of 72 characters, plus axes and legend."""
     width = 72
     height = 18
-    steps, losses = ([point[i] for curve in curves.values() for point in curve] for i in (0, 1))
+    steps = list[int]()
+    losses = list[float]()
+    for curve in curves.values():
+        steps += [step for step, _ in curve]
+        losses += [loss for _, loss in curve]
     first = min(steps)
     low = min(losses)
     span = max(steps) - first or 1
     rise = max(losses) - low or 1
     grid = [[" "] * width for _ in range(height)]
-    for name, curve in sorted(curves.items(), key=lambda item: -len(item[1])):
-        level = [(first + i * span / width, curve[0][1]) for i in range(width)]
-        for step, loss in level if name == "unigram" else curve:
-            column = (step - first) / span
-            row = (low + rise - loss) / rise
-            grid[round(row * (height - 1))][round(column * (width - 1))] = _MARKERS[name]
+    longest_first = sorted(curves, key=lambda name: -len(curves[name]))  # a shorter curve is drawn over a longer one
+    for name in longest_first:
+        points: list[tuple[float, float]] = [*curves[name]]
+        if name == "unigram":  # a line from end to end
+            points = [(first + i * span / width, points[0][1]) for i in range(width)]
+        for position, loss in points:
+            row = round((low + rise - loss) / rise * (height - 1))
+            column = round((position - first) / span * (width - 1))
+            grid[row][column] = _MARKERS[name]
     labels = {0: f"{low + rise:.2f}", height - 1: f"{low:.2f}"}
     lines = [f"{labels.get(i, ''):>7} │{''.join(row)}" for i, row in enumerate(grid)]
-    legend = "   ".join(f"{_MARKERS[name]} {name} {curve[-1][1]:.3f}" for name, curve in curves.items())
-    foot = f"{first:<{width // 2}.0f}{first + span:>{width // 2}.0f}"
-    return "\n".join([*lines, " " * 8 + "└" + "─" * width, " " * 9 + foot, " " * 9 + legend])
+    legend = [f"{_MARKERS[name]} {name} {curve[-1][1]:.3f}" for name, curve in curves.items()]
+    lines.append(" " * 8 + "└" + "─" * width)
+    lines.append(" " * 9 + f"{first:<{width // 2}.0f}{first + span:>{width // 2}.0f}")
+    lines.append(" " * 9 + "   ".join(legend))
+    return "\n".join(lines)
 
 
 def read_panels(records: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
@@ -166,23 +184,35 @@ def read_panels(records: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
         "tokens/s": {"": _curve(records, "step", "tokens_per_second")},
         "peak memory of a rank (GiB)": {"": memory},
     }
-    drawn = {title: {name: curve for name, curve in curves.items() if curve} for title, curves in panels.items()}
-    return {title: curves for title, curves in drawn.items() if curves}
+    drawn = dict[str, dict[str, Curve]]()
+    for title, curves in panels.items():
+        if any(curves.values()):
+            drawn[title] = {name: curve for name, curve in curves.items() if curve}
+    return drawn
 
 
 def _sets(records: list[dict[str, Any]]) -> dict[str, Curve]:
     """Return the training loss of each data set of a mix, by the part of its folder that tells it from the others."""
     curves: dict[str, Curve] = {}
-    for record in (record for record in records if record["kind"] == "losses"):
+    for record in _of_kind(records, "losses"):
         for name, values in table_of(record, "sets").items():
-            loss = finite(values.get("loss")) if isinstance(values, dict) else None
-            if loss is not None:
-                curves.setdefault(name, []).append((record["step"], loss))
+            _add_point(curves, name, record["step"], values, "loss")
     return dict(zip(distinct_parts(list(curves)), curves.values(), strict=True))
 
 
+def _of_kind(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [record for record in records if record["kind"] == kind]
+
+
+def _add_point(curves: dict[str, Curve], name: str, step: int, values: Any, key: str) -> None:
+    """Add `values[key]` at a step to a curve, if that is a finite number."""
+    value = finite(values.get(key)) if isinstance(values, dict) else None
+    if value is not None:
+        curves.setdefault(name, []).append((step, value))
+
+
 def distinct_parts(folders: Sequence[str]) -> list[str]:
-    """Folders without the parts that all of them begin or end with.
+    """Return folders without the parts that all of them begin or end with.
 
     >>> distinct_parts(["runs/web/tokens", "runs/books/tokens"])
     ['web', 'books']
@@ -195,33 +225,35 @@ def distinct_parts(folders: Sequence[str]) -> list[str]:
 
 
 def _equal_parts(paths: Sequence[tuple[str, ...]]) -> int:
-    """With how many equal parts all paths begin."""
-    differ = (at for at, parts in enumerate(zip(*paths, strict=False)) if len({*parts}) > 1)
-    return next(differ, min(map(len, paths), default=0))
+    """Return with how many equal parts all paths begin."""
+    count = 0
+    for parts in zip(*paths, strict=False):
+        if len({*parts}) > 1:
+            break
+        count += 1
+    return count
 
 
 def _sources(records: list[dict[str, Any]]) -> dict[str, Curve]:
     """Return the loss of each source of each holdout, and of each other holdout."""
     curves: dict[str, Curve] = {}
-    for record in (record for record in records if record["kind"] == "eval"):
-        for name, losses in {"": record, **table_of(record, "holdouts")}.items():
-            parts = {name: losses} if name else {}
-            parts |= {f"{name}: {source}" if name else source: of for source, of in table_of(losses, "sources").items()}
-            for part, values in parts.items():
-                loss = finite(values.get("loss")) if isinstance(values, dict) else None
-                if loss is not None:
-                    curves.setdefault(part, []).append((record["step"], loss))
+    for record in _of_kind(records, "eval"):
+        step = record["step"]
+        for source, values in table_of(record, "sources").items():
+            _add_point(curves, source, step, values, "loss")
+        for holdout, losses in table_of(record, "holdouts").items():
+            _add_point(curves, holdout, step, losses, "loss")
+            for source, values in table_of(losses, "sources").items():
+                _add_point(curves, f"{holdout}: {source}", step, values, "loss")
     return curves
 
 
 def _tasks(records: list[dict[str, Any]], key: str) -> dict[str, Curve]:
     """Return the scores in each task that a run evaluated as it trained."""
     curves: dict[str, Curve] = {}
-    for record in (record for record in records if record["kind"] == "eval"):
+    for record in _of_kind(records, "eval"):
         for name, score in table_of(record, "tasks").items():
-            value = finite(score.get(key)) if isinstance(score, dict) else None
-            if value is not None:
-                curves.setdefault(name, []).append((record["step"], value))
+            _add_point(curves, name, record["step"], score, key)
     return curves
 
 
@@ -237,8 +269,9 @@ def draw_panels(panels: dict[str, dict[str, Curve]], title: str) -> Figure:
         axes.set_title(name, fontsize="medium")
         _style(axes, 6)
         for label, curve in curves.items():
-            few = "o" if len(curve) < 50 else None
-            axes.plot(*zip(*curve, strict=True), label=label, linewidth=1.2, marker=few, markersize=3)
+            steps, values = zip(*curve, strict=True)
+            marker = "o" if len(curve) < 50 else None
+            axes.plot(steps, values, label=label, linewidth=1.2, marker=marker, markersize=3)
         if any(curves):
             for text in axes.legend(frameon=False, fontsize="small").get_texts():
                 text.set_parse_math(False)
