@@ -241,10 +241,9 @@ class RankMemory:
         e = self._e
         parts = self.run.parts
         size = self._blocks(stage, self.run.recompute) + self._hidden * (stage == 0)
-        if stage == layout.stages - 1 and layout.on_grid:
-            size += e * self._tokens * (model.width // parts + self._vocabulary)
-        elif stage == layout.stages - 1:
-            size += e * self._tokens * model.width
+        if stage == layout.stages - 1:
+            features_of_end = model.width // parts + self._vocabulary if layout.on_grid else model.width
+            size += e * self._tokens * features_of_end
         if model.positions == "alibi" and layout.cp == 1:  # the bias of each pair of tokens, of all blocks
             size += e * self.run.seq_len**2 * model.heads // parts
         return size
