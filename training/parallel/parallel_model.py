@@ -112,14 +112,16 @@ class ParallelModel:
                 part.head.z_loss = self.z_loss if coefficient else None
 
     def take_z_loss(self) -> Tensor | None:
-        """This rank's term of the z-loss, 0-d: summed over the targets of all training passes since the last call.
+        """Return this rank's term of the z-loss, 0-d: summed over the targets of all passes since the last call.
 
         None without a z-loss.
         """
         if not self.z_loss.coefficient:
             return None
         total = self.z_loss.take()
-        return torch.zeros((), device=self.world.device) if total is None else self._count_once(total)
+        if total is None:
+            return torch.zeros((), device=self.world.device)
+        return self._count_once(total)
 
     def keep_sequence_losses(self) -> None:
         """Keep the losses of sequences in each step from now on, for `take_source_losses`."""
@@ -128,14 +130,14 @@ class ParallelModel:
                 part.head.sequence_losses = self.sequence_losses
 
     def take_source_losses(self, count: int) -> Tensor:
-        """This rank's terms of the last step's summed loss of each of `count` sources, and of its targets: (2, count).
+        """Return this rank's terms of the last step's summed loss of each of `count` sources, and of its targets.
 
-        float64; the sum over all ranks is of the global batch.
+        (2, count) float64; the sum over all ranks is of the global batch.
         """
-        found = self.sequence_losses.take()
-        if found is None or self._sources is None or self.vocabulary.rank:
+        losses_and_targets = self.sequence_losses.take()
+        if losses_and_targets is None or self._sources is None or self.vocabulary.rank:
             return torch.zeros(2, count, dtype=torch.float64, device=self.world.device)
-        return found.double() @ F.one_hot(self._sources, count).double()
+        return losses_and_targets.double() @ F.one_hot(self._sources, count).double()
 
     @torch.no_grad()
     def loss(
@@ -156,18 +158,20 @@ class ParallelModel:
         `positions` as of `TokenBatch`. One rank of each replica has the losses, and the others an empty list: a sum
         over all ranks counts each target once.
         """
-        own = [
-            [self.order.own(_own_sequences(x, self.rows)) for x in parts] for parts in (ids, targets, positions or ())
-        ]
-        losses = self._forward(own[0], own[1], own[2] or None)
-        losses = [
-            _all_sequences(self.order.gather(x), self.rows)[: len(full)] for x, full in zip(losses, ids, strict=False)
-        ]
+        own_positions = self._own_parts(positions) if positions else None
+        own_losses = self._forward(self._own_parts(ids), self._own_parts(targets), own_positions)
+        losses = []
+        for own, full in zip(own_losses, ids, strict=False):
+            losses.append(_all_sequences(self.order.gather(own), self.rows)[: len(full)])
         return losses if self.world.axis("tp").rank == self.order.axis.rank == 0 else []
+
+    def _own_parts(self, micro_batches: Sequence[Tensor]) -> list[Tensor]:
+        """Return this rank's sequences, and tokens of them, of each micro-batch."""
+        return [self.order.own(_own_sequences(tokens, self.rows)) for tokens in micro_batches]
 
     @torch.no_grad()
     def next_logits(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits (V,) of the token after `ids` (1, T); every rank passes the same ids and gets the same logits.
+        """Return the logits (V,) of the token after `ids` (1, T); every rank passes the same ids and gets the same.
 
         `positions` (1, T) as of `TokenBatch`.
         """
@@ -216,8 +220,10 @@ class ParallelModel:
 
     def matrix_holders(self, matrices: Sequence[ShardedParameter]) -> JointAxis:
         """Return the axes along which matrices are sharded: the ranks that have all pieces of them; collective."""
-        names = {name for param in matrices for name in param.matrix_placement.shard}
-        return self.world.joint_axis(*(name for name in self.world.finest_axes if name in names))
+        names = set[str]()
+        for param in matrices:
+            names.update(param.matrix_placement.shard)
+        return self.world.joint_axis(*[name for name in self.world.finest_axes if name in names])
 
     def close(self) -> None:
         """Remove the files of parameters on disk."""
@@ -250,10 +256,11 @@ class ParallelModel:
         if self.pipeline:
             outputs = self.pipeline.forward(ids, targets, positions)
         else:
-            outputs = [
-                self.parts[0](x, targets[i] if targets else None, None, positions[i] if positions else None)
-                for i, x in enumerate(ids)
-            ]
+            outputs = []
+            for number, micro_batch in enumerate(ids):
+                own_targets = targets[number] if targets else None
+                own_positions = positions[number] if positions else None
+                outputs.append(self.parts[0](micro_batch, own_targets, None, own_positions))
         for part in self.parts:
             part.train()
             reshard(part)
@@ -280,13 +287,15 @@ class ParallelModel:
         if axis.size == 1:
             assert logits is not None
             return logits
-        logits = torch.empty(self.config.vocab_size, device=self.world.device) if logits is None else logits.float()
+        if logits is None:
+            logits = torch.empty(self.config.vocab_size, device=self.world.device)
+        logits = logits.float()
         dist.broadcast(logits, group=axis.group, group_src=self.layout.stage_ranks[-1])
         return logits
 
 
 def _own_sequences(x: Tensor, rows: JointAxis) -> Tensor:
-    """The part of sequences (B, T) of this one of the rows, after zeros are added that let them divide evenly."""
+    """Return the sequences, of (B, T), of this one of the rows, after zeros are added that let them divide evenly."""
     return F.pad(x, (0, 0, 0, -len(x) % rows.size)).chunk(rows.size)[rows.rank]
 
 

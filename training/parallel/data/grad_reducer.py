@@ -53,7 +53,7 @@ class GradBucket:
         self.replicate = replicate
         self.reduce_dtype = reduce_dtype or own[0].dtype
         self.rows = [-(-len(p) // shard.size) for p in full]
-        self.lengths = [rows * (p.numel() // len(p)) for p, rows in zip(full, self.rows, strict=True)]
+        self.lengths = [rows * (p.numel() // len(p)) for p, rows in zip(full, self.rows, strict=True)]  # of a rank
         self.pending = len(full)  # parameters whose gradient the current backward pass has not computed yet
         self._index = {id(p): i for i, p in enumerate(full)}
         self._sums: list[Tensor] | None = None  # views of the buffer, one per parameter: (n, rows, …)
@@ -70,7 +70,7 @@ class GradBucket:
         i = self._index[id(p)]
         sums = self._sums or self._allocate()
         grad = p.grad
-        missing = self.shard.size * self.rows[self._index[id(p)]] - len(p)
+        missing = self.shard.size * self.rows[i] - len(p)
         if missing:
             grad = F.pad(grad, (0, 0) * (grad.ndim - 1) + (0, missing))
         grad = grad.unflatten(0, (self.shard.size, -1))
@@ -129,9 +129,10 @@ class GradBucket:
     def start_all_gather(self) -> None:
         """Start to all-gather the updated rows, cast; without shards, copy them to the full parameters."""
         if self.shard.size > 1:
-            own = zip(self.own, self.lengths, strict=True)
-            dtype = self.full[0].dtype
-            mine = torch.cat([F.pad(p.detach().flatten(), (0, n - p.numel())).to(dtype) for p, n in own])
+            padded = []
+            for own, length in zip(self.own, self.lengths, strict=True):
+                padded.append(F.pad(own.detach().flatten(), (0, length - own.numel())).to(self.full[0].dtype))
+            mine = torch.cat(padded)
             gathered = mine.new_empty(self.shard.size, len(mine))
             work = all_gather(gathered.flatten(), mine, group=self.shard.group, async_op=True)
             self._gathering = work, gathered, mine
@@ -152,8 +153,9 @@ class GradBucket:
         size = (self.shard.size, sum(self.lengths))
         own = self.own[0]
         self._buffer = torch.empty(size, dtype=own.dtype, device=own.device)
-        parts = zip(self._buffer.split(self.lengths, dim=1), self.full, strict=True)
-        self._sums = [part.unflatten(1, (-1, *p.shape[1:])) for part, p in parts]
+        self._sums = []
+        for rows, p in zip(self._buffer.split(self.lengths, dim=1), self.full, strict=True):
+            self._sums.append(rows.unflatten(1, (-1, *p.shape[1:])))
         return self._sums
 
 
@@ -181,14 +183,17 @@ class GradReducer:
         self.own = {id(p): _own_rows(p, axes[id(p)][0], is_apart=shard.size > 1) for p in full}
         in_place = shard.size == replicate.size == 1 and all(self.own[id(p)] is p for p in full)
         backward = list(reversed(full))  # the order in which gradients are computed
-        groups = [] if in_place else _group_by_bytes(backward, lambda p: axes[id(p)][0].name)
-        self.buckets = [
-            make_bucket(group, [self.own[id(p)] for p in group], *axes[id(group[0])], reduce_dtype) for group in groups
-        ]
-        self._bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.full}
+        self.buckets: list[GradBucket] = []
+        self._bucket_of: dict[int, GradBucket] = {}
+        for group in [] if in_place else _group_by_bytes(backward, lambda p: axes[id(p)][0].name):
+            own = [self.own[id(p)] for p in group]
+            bucket = make_bucket(group, own, *axes[id(group[0])], reduce_dtype)
+            self.buckets.append(bucket)
+            self._bucket_of |= {id(p): bucket for p in group}
         self.shard = shard
         self._passes_per_reduction = 1 if zero == 2 and shard.size > 1 else micro_batches
-        self._passes = self._started = 0
+        self._passes = 0
+        self._started = 0  # buckets of the current pass whose reduction was started
         self._in_pass = False
         self._by_use = self.buckets[::-1]  # the order of the forward pass
         self._gathered = len(self.buckets)  # of those: the others are being gathered, or wait for it
@@ -234,7 +239,9 @@ class GradReducer:
 
     def finish_all_gather(self, count: int | None = None) -> None:
         """Wait until the first `count` buckets in the order of use are complete, by default all; start those after."""
-        while self._gathered < (len(self._by_use) if count is None else count):
+        if count is None:
+            count = len(self._by_use)
+        while self._gathered < count:
             self._by_use[self._gathered].finish_all_gather()
             self._gathered += 1
             for bucket in self._by_use[self._gathered + BUCKETS_IN_FLIGHT - 1 :][:1]:
@@ -242,9 +249,11 @@ class GradReducer:
 
     def all_gather_before_use(self, modules: Iterable[nn.Module]) -> None:
         """Make every one of `modules` wait, before its forward pass, for the buckets of its parameters only."""
-        for module in modules if self.buckets and self.shard.size > 1 else ():
-            own = {id(self._bucket_of[id(p)]) for p in module.parameters()}
-            count = max((i + 1 for i, bucket in enumerate(self._by_use) if id(bucket) in own), default=0)
+        if not self.buckets or self.shard.size == 1:
+            return
+        turns = {id(bucket): turn for turn, bucket in enumerate(self._by_use, 1)}
+        for module in modules:
+            count = max((turns[id(self._bucket_of[id(p)])] for p in module.parameters()), default=0)
             module.register_forward_pre_hook(lambda *_, count=count: self.finish_all_gather(count))
 
     @property
@@ -280,11 +289,13 @@ def _own_rows(p: nn.Parameter, shard: Axis, is_apart: bool) -> nn.Parameter:
         return p
     rows = -(-len(p) // shard.size)  # the last ranks may have fewer, or none
     mine = p.detach()[shard.rank * rows :][:rows]
-    return nn.Parameter(mine if p.dtype == dtype else torch.empty_like(mine, dtype=dtype), requires_grad=False)
+    if p.dtype != dtype:
+        mine = torch.empty_like(mine, dtype=dtype)
+    return nn.Parameter(mine, requires_grad=False)
 
 
 def _group_by_bytes(parameters: list[nn.Parameter], axes_of: Callable[[nn.Parameter], str]) -> list[list[nn.Parameter]]:
-    """Parameters of one dtype and the same axes, whose gradient sums have up to BUCKET_BYTES; a larger one is alone.
+    """Group parameters of one dtype and the same axes, up to BUCKET_BYTES of gradient sums; a larger one is alone.
 
     In the order in which groups are complete.
     """
