@@ -46,6 +46,7 @@ from gristmill.storage.files import hash_file
 from gristmill.storage.lock import hold_worker_lock
 
 _FOR_FORK_SERVER = "gristmill.engine.execution.fork_server"
+_FOR_FORK_SERVER_OF_KERNELS = "gristmill.engine.execution.fork_server_kernels"
 _PACKAGES_OF_STAGES = ("preprocessing.", "dedup.")
 _GRACE_SECONDS = 3.0  # for interrupted tasks to end; then they are killed
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
@@ -358,8 +359,8 @@ def start_fork_server(modules: list[str]) -> None:
     The server does not get this process's sys.path: without PYTHONPATH it would import another copy
     of this project, one that is installed or in the working folder.
     """
-    compiled = ["numba"] if "gristmill.kernels" in sys.modules else []  # else every worker would import it
-    forkserver.set_forkserver_preload([*compiled, _FOR_FORK_SERVER, *modules])
+    kernels = [_FOR_FORK_SERVER_OF_KERNELS] if "gristmill.kernels" in sys.modules else []
+    forkserver.set_forkserver_preload([_FOR_FORK_SERVER, *kernels, *modules])
     folders = [str(Path(__file__).resolve().parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
     with _ONE_AT_A_TIME:  # of several threads: the environment is that of the process
