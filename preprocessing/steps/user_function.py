@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import msgspec
+import numpy as np
 
 from gristmill.errors import UsageError
 from gristmill.steps import Batch, DocumentStep, Outcome
+from preprocessing.steps.scores import finite_scores
 from preprocessing.user_code import load_function, version_of
 
 Kind = Literal["keep", "score", "rewrite"]
@@ -15,10 +17,10 @@ Kind = Literal["keep", "score", "rewrite"]
 class StepOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A table [[steps]] of a run's TOML: one of `keep`, `score` and `rewrite` names a function, as module:function.
 
-    The function takes a list of texts and returns a list with a value for each: whether to keep it, its score, or its
-    new text. A document whose score is below `min` or above `max` is removed. `fields` name fields of the records,
-    which the function takes as further lists, after the texts. `name` is the reason of what is removed; by default the
-    function's own name.
+    The function takes a list of texts and returns a list with a value for each: whether to keep it, True or False; its
+    score, a finite number; or its new text. A document whose score is below `min` or above `max` is removed. `fields`
+    name fields of the records, which the function takes as further lists, after the texts. `name` is the reason of what
+    is removed; by default the function's own name.
     """
 
     keep: str = ""
@@ -83,13 +85,19 @@ class UserFunction(DocumentStep):
         if self.kind == "rewrite":
             return Outcome(texts=values)
         if self.kind == "keep":
-            return self.keep_if(values)
-        scores = [float(value) for value in values]
+            return self.keep_if([self._is_kept(value) for value in values])
+        scores = finite_scores(np.array([float(value) for value in values])).tolist()
         removing = self.keep_if(map(self._is_within, scores), scores)
         return Outcome(reasons=removing.reasons, values=scores, facts={self.name: scores})
 
     def _is_within(self, score: float) -> bool:
         return (self.min is None or score >= self.min) and (self.max is None or score <= self.max)
+
+    def _is_kept(self, value: Any) -> bool:
+        """Return an answer of the function. Raises TypeError for one that is not True or False: any text is true."""
+        if value not in (True, False):
+            raise TypeError(f"{self.function} returned {value!r:.40} for a text: expected True or False")
+        return bool(value)
 
     def _to_list(self, found: Any) -> list[Any]:
         """Return what the function returned as a list. Raises TypeError unless it is one."""

@@ -147,11 +147,26 @@ class ChatTemplate:
             raise ChatError("the assistant has no message")
         if any(mark in str(message) for message in messages for mark in (_BEGIN, _END)):
             raise ChatError("it has characters of private use (U+E0F0, U+E0F1)")
+        if any(message.get("role") == ASSISTANT and not _says_something(message) for message in messages):
+            raise ChatError("a message of the assistant is empty")
         whole = self._render(messages, False, tools)
+        self._reject_python(messages, tools, whole)
         chat = _marked(whole) if self._marks else self._by_prefixes(whole, messages, tools)
         if not chat.spans:
             raise ChatError("the template leaves no message of the assistant whole")
         return chat
+
+    def _reject_python(self, messages: Sequence[Mapping[str, Any]], tools: Any, whole: str) -> None:
+        """Raise ChatError if the template writes content that is no text as Python does: None, or [{'type': …}]."""
+        for number, message in enumerate(messages):
+            content = message.get("content", "")
+            if isinstance(content, str):
+                continue
+            written = str(content)
+            without_content = [*messages[:number], {**message, "content": ""}, *messages[number + 1 :]]
+            if whole.count(written) > self._render(without_content, False, tools).count(written):
+                kind = "null" if content is None else type(content).__name__
+                raise ChatError(f"the content of a message is no text but {kind}, for which the template has no words")
 
     def _by_prefixes(self, whole: str, messages: Sequence[Mapping[str, Any]], tools: Any) -> ChatText:
         spans = []
@@ -166,6 +181,12 @@ class ChatTemplate:
             else:
                 rewritten += 1
         return ChatText(whole, spans, rewritten)
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    """Return whether a message has text, calls of tools, or anything else besides its role."""
+    values = [value for key, value in message.items() if key not in ("role", "name")]
+    return any(value.strip() if isinstance(value, str) else value for value in values)
 
 
 class _Generation(Extension):

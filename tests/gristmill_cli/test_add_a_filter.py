@@ -1,5 +1,6 @@
 """The page on filters: its examples run as a reader types them, and count, remove and note what it says."""
 
+import importlib
 import json
 import os
 import re
@@ -14,9 +15,11 @@ import pytest
 from dedup.clustering.keep_policy import Candidate, KeepPolicy
 from gristmill.config import load_config
 from gristmill.io.readers import read_corpus
+from gristmill.steps import Batch
 from gristmill_cli.run import run
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
+from preprocessing.steps.user_function import StepOptions, UserFunction
 from tests.gristmill_cli.corpus import ROOT
 from tests.gristmill_cli.documentation import PAGES, commands, examples
 
@@ -121,6 +124,26 @@ def test_a_faulty_function_is_named_with_file_and_line(folder: Path, function: s
     assert done.returncode == 2
     assert re.search(said, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        ("keep", ["yes", "no"], "my_answers:f returned 'yes' for a text: expected True or False"),
+        ("keep", [None, True], "my_answers:f returned None for a text: expected True or False"),
+        ("score", [1.0, float("nan")], "expected a finite score, got nan"),
+    ],
+)
+def test_answers_that_are_none_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, values: list[Any], said: str
+) -> None:
+    (tmp_path / "my_answers.py").write_text("def f(texts, answers=[]):\n    return answers\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_answers", raising=False)
+    importlib.import_module("my_answers").f.__defaults__ = (values,)
+    step = UserFunction.of(StepOptions(**{kind: "my_answers:f"}))
+    with pytest.raises((TypeError, ValueError), match=re.escape(said)):
+        step.apply(Batch(("a text", "another")))
 
 
 def test_a_step_in_the_code_runs_from_python(folder: Path) -> None:

@@ -142,6 +142,38 @@ def test_what_is_no_chat_is_left_out_and_counted(tmp_path: Path) -> None:
     assert [json.loads(line)["line"] for line in listed.read_text().splitlines()] == [7, 8, 9, 10, 11]
 
 
+PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+PARTS = "{% for message in messages %}{% for part in message.content %}{{ part.text }};{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"content": ""}, "a message of the assistant is empty"),
+        ({"content": " \n"}, "a message of the assistant is empty"),
+        ({"content": None}, "a message of the assistant is empty"),
+        ({"content": None, "tool_calls": [{"id": 1}]}, "no text but null, for which the template has no words"),
+        ({"content": [{"type": "text", "text": "hey"}]}, "no text but list, for which the template has no words"),
+        ({"content": "None", "tool_calls": [{"id": 1}]}, ""),
+    ],
+)
+def test_what_a_template_would_write_as_python_does_is_malformed(answer: dict[str, Any], reason: str) -> None:
+    template = ChatTemplate(PLAIN, {}, "plain")
+    messages = [{"role": "user", "content": "None of it?"}, {"role": "assistant", **answer}]
+    if not reason:
+        assert template.apply(messages).text == "user: None of it?\nassistant: None\n"
+        return
+    with pytest.raises(ChatError, match=reason):
+        template.apply(messages)
+
+
+def test_content_that_a_template_knows_is_a_chat() -> None:
+    messages = []
+    for role, text in (("user", "Hi"), ("assistant", "hey")):
+        messages.append({"role": role, "content": [{"type": "text", "text": text}]})
+    assert ChatTemplate(PARTS, {}, "parts").apply(messages).text == "Hi;hey;"
+
+
 def test_another_field_is_advised_by_its_own_option(tmp_path: Path) -> None:
     folder = make_tokenizer(tmp_path / "model")
     path = write_chats(tmp_path / "chats.jsonl", [{"turns": chat["messages"]} for chat in make_chats(3)])
