@@ -25,7 +25,7 @@ from training.model.decoder import Decoder
 from training.model.documents import Documents
 from training.model.embedding import Head
 from training.model.latent_attention import LatentAttention
-from training.model.positions import Alibi, AlibiSlopes, DocumentTable, Rotary, SequenceTable
+from training.model.positions import Alibi, AlibiSlopes, Rotary, SequenceTable
 
 
 class KeyValueCache:
@@ -39,8 +39,9 @@ class KeyValueCache:
         for block in decoder.blocks.values():
             assert isinstance(block, Block)
             self.layers.append(_layer_cache(block.attention, self.slots))
+        self.rotary = _RotaryTable(decoder.config)
         table = decoder.position_table
-        decoder.position_table = AlibiSlopes(table) if isinstance(table, Alibi) else _RotaryOfPositions(decoder.config)
+        decoder.position_table = AlibiSlopes(table) if isinstance(table, Alibi) else self.rotary
         self.scored = 1  # tokens, the last ones, of which logits are computed
         if isinstance(decoder.head, Head):
             decoder.head.register_forward_pre_hook(self._of_scored)
@@ -53,6 +54,7 @@ class KeyValueCache:
     def begin(self, padding: Tensor, capacity: int) -> None:
         """Start a batch of texts, of which text i has `padding[i]` (B,) empty slots, and at most `capacity` slots."""
         self.slots.begin(padding)
+        self.rotary.begin(capacity)
         for layer in self.layers:
             layer.begin(capacity)
 
@@ -62,7 +64,7 @@ class KeyValueCache:
         for layer in self.layers:
             layer.keep(texts)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def logits(self, ids: Tensor, count: int = 1) -> Tensor:
         """Add `ids` (B, Q) to the texts; return the logits (B, count, V) of what follows each of the last `count`.
 
@@ -240,13 +242,20 @@ class TokenBuffer:
         return self.kept[:, :, : self.count]
 
 
-class _RotaryOfPositions(Rotary):
-    """Rotary positions of tokens that are not the first ones: angles of the positions, and not rows of a table."""
+class _RotaryTable(Rotary):
+    """Rotary angles of all positions that the texts of a batch can reach, computed once for the batch."""
 
-    def in_documents(self, table: SequenceTable, documents: Documents) -> DocumentTable:
-        if isinstance(table, tuple):
-            table = self.angles(documents.positions.flatten(), table[0].dtype)
-        return DocumentTable(table, documents)
+    def begin(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.table: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        if self.table is None:
+            self.table = super().forward(x)
+        return self.table
+
+    def positions(self, x: Tensor) -> Tensor:
+        return torch.arange(self.capacity, device=x.device)
 
 
 def _layer_cache(attention: Attention, slots: Slots) -> LayerCache:

@@ -40,7 +40,7 @@ class TextGenerator:
         self.cache = cache
         self.options = options
         self.ends = ends
-        self.hidden = hidden
+        self.hidden = hidden.nonzero()[:, 0]
         self.agree = agree
 
     def extend(self, texts: Sequence[Text], generators: Sequence[torch.Generator]) -> Iterator[int]:
@@ -69,16 +69,15 @@ class TextGenerator:
 
     def _draw(self, logits: Tensor, going: Sequence[tuple[Text, torch.Generator]]) -> Tensor:
         """Draw a token of each text from logits (B, V): (B,) int64."""
-        if not logits.isfinite().all():
+        if not logits.sum().isfinite():  # in a tenth of the time of a look at each
             raise InputError(
                 "the model's logits are not finite numbers: its training has diverged, or --precision is too narrow; "
                 "try an earlier checkpoint, or --precision fp32"
             )
-        logits = logits.masked_fill(self.hidden, -torch.inf)
+        logits = logits.index_fill(1, self.hidden, -torch.inf)
         tokens = list[int]()
         for row, (text, generator) in zip(logits, going, strict=True):
-            seen = torch.tensor([*text.prompt, *text.tokens])
-            tokens.append(draw_token(row, seen, self.options, generator))
+            tokens.append(draw_token(row, [*text.prompt, *text.tokens], self.options, generator))
         return self.agree(torch.tensor(tokens))
 
 

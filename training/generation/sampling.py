@@ -4,6 +4,7 @@ The probabilities of tokens are those of softmax(logits / temperature), after to
 less probable, and before the improbable rest is cut off. The steps and their order are those of transformers' generate.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +28,8 @@ class SamplingOptions:
     """Divides positive logits, and multiplies negative ones, of tokens that the text has (Keskar et al. 2019)."""
 
 
-def draw_token(logits: Tensor, seen: Tensor, options: SamplingOptions, generator: torch.Generator) -> int:
-    """Draw a token from logits (V,) on the CPU; `seen` (T,) int64 are the tokens of the text so far."""
+def draw_token(logits: Tensor, seen: Sequence[int], options: SamplingOptions, generator: torch.Generator) -> int:
+    """Draw a token from logits (V,) on the CPU; `seen` are the tokens of the text so far."""
     logits = penalize_repetition(logits, seen, options.repetition_penalty)
     if options.temperature < _COLDEST:
         return int(logits.argmax())
@@ -37,13 +38,14 @@ def draw_token(logits: Tensor, seen: Tensor, options: SamplingOptions, generator
     return int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
 
 
-def penalize_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+def penalize_repetition(logits: Tensor, seen: Sequence[int], penalty: float) -> Tensor:
     """Make the tokens `seen` less probable, each once."""
     if penalty == 1:
         return logits
-    repeated = logits[seen]
+    tokens = torch.tensor(seen)
+    repeated = logits[tokens]
     lowered = torch.where(repeated > 0, repeated / penalty, repeated * penalty)
-    return logits.index_copy(0, seen, lowered)
+    return logits.index_copy(0, tokens, lowered)
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:

@@ -39,7 +39,8 @@ def apply_rotary(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
         # in the projection's memory layout, (B, T, H, E): attention's output has that of its queries
         return torch.cat([part.transpose(1, 2) for part in parts], -1).transpose(1, 2)
     cos, sin = (t.to(accumulation_dtype(x.dtype)) for t in table)
-    if torch.compiler.is_compiling():  # torch 2.11 compiled _Rotary with a gradient of zeros for float32 on a GPU
+    # torch 2.11 compiled _Rotary with a gradient of zeros for float32 on a GPU
+    if torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
         return rotate_pairs(x, cos, sin, 1)
     return _Rotary.apply(x, cos, sin)
 

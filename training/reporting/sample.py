@@ -88,4 +88,4 @@ class Sampler:
         if not known.isfinite().all():
             return self.end  # the run has diverged: there is nothing to sample
         options = SamplingOptions(temperature=self.config.temperature)
-        return draw_token(known, torch.tensor([], dtype=torch.int64), options, generator)
+        return draw_token(known, [], options, generator)

@@ -20,7 +20,7 @@ from training.generation.sampling import (
     text_generator,
 )
 
-SEEN = torch.tensor([3, 9, 3, 40])
+SEEN = [3, 9, 3, 40]
 
 
 def logits() -> Tensor:
@@ -45,7 +45,7 @@ def test_probabilities_are_those_of_transformers(options: SamplingOptions) -> No
         theirs.append(TopKLogitsWarper(options.top_k))
     if options.top_p < 1:
         theirs.append(TopPLogitsWarper(options.top_p))
-    expected = theirs(SEEN[None], logits()[None])[0].softmax(-1)
+    expected = theirs(torch.tensor([SEEN]), logits()[None])[0].softmax(-1)
     found = penalize_repetition(logits(), SEEN, options.repetition_penalty) / options.temperature
     found = keep_top_p(keep_top_k(found, options.top_k), options.top_p).softmax(-1)
     torch.testing.assert_close(found, expected)
