@@ -157,9 +157,8 @@ class CheckpointManager:
         final = self.path(record.step)
         temporary = partial_path(final)
         self.group.main_only(lambda: self._begin(temporary))
-        if self.remote is not None:  # the working copy of another machine
-            with wrap_write_errors(temporary):
-                temporary.mkdir(parents=True, exist_ok=True)
+        if self.remote is not None:  # the working copies of other machines
+            self.group.gather(lambda: _make_folder(temporary))
         try:
             write_shards(share, temporary, self.group.process_group)
         except OutputError:
@@ -282,6 +281,11 @@ def load_model(folder: Path, state: State, group: CheckpointGroup, say: Callable
     path, record = open_checkpoint(folder, group, say)
     read_shards(state, path, group.process_group)
     return record
+
+
+def _make_folder(folder: Path) -> None:
+    with wrap_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _hashes(folder: Path, rank: int) -> dict[str, str]:

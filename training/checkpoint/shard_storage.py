@@ -118,10 +118,8 @@ def read_shards(state: State, folder: Path, group: dist.ProcessGroup) -> None:
 
     Raises InputError on every rank if a tensor is missing or has another shape.
     """
-    reader = _Reader(folder)
-    reader.read_metadata()  # raises InputError here, where DCP would wrap it
     with _as_one_error(folder, "read"):
-        dcp.load(dict(state), storage_reader=reader, planner=ShardLoadPlanner(), process_group=group)
+        dcp.load(dict(state), storage_reader=_Reader(folder), planner=ShardLoadPlanner(), process_group=group)
 
 
 def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:

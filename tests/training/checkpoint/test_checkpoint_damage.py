@@ -27,6 +27,7 @@ from tests.training.small_state import (
     weights_and_moments,
 )
 from training.checkpoint.checkpoint import CheckpointManager
+from training.checkpoint.remote_run import RemoteRun
 from training.checkpoint.shard_storage import model_state
 from training.distributed.rank_pool import RankError
 from training.sharding.shard_spec import ShardSpec
@@ -198,6 +199,28 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all_and_keeps_the_previous_check
 def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path, run_ranks: Ranks) -> None:
     (tmp_path / "file").write_text("")
     assert all("cannot write" in said for said in run_ranks(2, save_into_a_file, tmp_path / "file/checkpoints"))
+
+
+def save_from_two_machines(folder: Path) -> str:
+    """Save a run that is in a bucket; the second machine has a file where the folder of its checkpoints would be."""
+    with open_world() as world:
+        checkpoints = folder / f"machine-{world.rank}" / "checkpoints"
+        if world.rank == 1:
+            checkpoints.parent.mkdir()
+            checkpoints.write_text("a file")
+        remote = RemoteRun.of(Path("s3://bucket/run"), checkpoints.parent)
+        manager = CheckpointManager(checkpoints, 1, world, lambda _: None, remote=remote)
+        weights, moments = weights_and_moments("rows", 2, world.rank, 1)
+        try:
+            manager.save(record(1), model_state(weights, moments))
+        except OutputError as error:
+            return str(error)
+    return ""
+
+
+def test_a_working_copy_that_cannot_be_created_is_an_error_of_all_ranks(tmp_path: Path, run_ranks: Ranks) -> None:
+    said = run_ranks(2, save_from_two_machines, tmp_path)
+    assert said[0] == said[1] and "machine-1/checkpoints" in said[0]
 
 
 def save_into_a_file(folder: Path) -> str:
