@@ -1,4 +1,4 @@
-"""What llama.cpp's converter (convert_hf_to_gguf.py) and vLLM read of a model's folder, exports have.
+"""What llama.cpp's converter (convert_hf_to_gguf.py) reads of a model's folder, exports have, as vLLM (test_vllm.py).
 
 Their published expectations as of 2025, in our words: no program of theirs runs here. What the converter made of such
 exports is in docs/guides/checkpoints.md.
@@ -16,6 +16,7 @@ import torch
 from tests.training.generation.conftest import checkpoint_of
 from tests.training.hf_models import MODELS
 from tests.training.hugging_face.test_generation import GENERATED
+from tests.training.hugging_face.test_vllm import READERS
 from training.hugging_face.export_hf import export_hf
 from training.hugging_face.hf_config import find_family, write_hf_config
 
@@ -45,7 +46,6 @@ CONVERTER: dict[str, tuple[str, ...]] = {
     "GPTNeoXForCausalLM": ("max_position_embeddings", "intermediate_size", "rotary_pct", "layer_norm_eps"),
     "BloomForCausalLM": ("hidden_size", "n_head", "layer_norm_epsilon"),
 }
-VLLM = {*CONVERTER, "OPTForCausalLM"}  # of its registry of models that write text
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_a_config_has_what_both_programs_read(name: str) -> None:
     config = config_of(name)
     model = MODELS[name].resolve(300, 64)
     (architecture,) = config["architectures"]
-    assert architecture in VLLM and config["model_type"]
+    assert architecture in READERS and config["model_type"]
     expected = {**asdict(model), "context": 64}
     for number, names in ONE_OF.items():
         found = {config[name] for name in names if name in config}
