@@ -1,7 +1,9 @@
 """Stops under torchrun: exit codes, ranks of a killed launcher, nodes that come and go, and what comes first."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -72,7 +74,10 @@ def test_a_stop_and_a_user_s_error_have_their_own_exit_codes(corpus: Path, tmp_p
     assert said.splitlines()[-1] == "torchrun: stopped by SIGTERM" and "Traceback" not in said
     with running(command, corpus, tmp_path / "wrong", "--data.batch_size", "3") as launcher:
         assert launcher.wait(patience(60)) == 2
-    assert "error: data.batch_size 3 is not divisible by parallel.dp 2" in (tmp_path / "wrong.log").read_text()
+    said = (tmp_path / "wrong.log").read_text()
+    assert "error: data.batch_size 3 is not divisible by parallel.dp 2" in said and "Root Cause" not in said
+    failed = rf"torchrun: rank [01] on {re.escape(socket.gethostname())} failed first, with exit code 2; "
+    assert re.match(failed, said.splitlines()[-1])
 
 
 def test_tasks_of_srun_end_with_the_code_of_the_signal(corpus: Path, tmp_path: Path) -> None:
