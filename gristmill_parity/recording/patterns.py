@@ -1,5 +1,6 @@
 """Patterns: what a wrong tensor looks like beside the right one, and what in a layout does such a thing."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from gristmill_parity.recording.scaled_rows import scaled_rows
 from gristmill_parity.recording.verdict import Pattern
 
 _LOW_PRECISION = 2.0**-7
-"""Of a tensor, what rounding to 16 bits changes."""
+"""Share of a tensor that rounding to 16 bits changes."""
 _ALMOST_NOTHING = 0.1
 """Share of a tensor's norm that may be left where its largest term is missing."""
 
@@ -52,7 +53,7 @@ def _nan(evidence: Evidence) -> Pattern | None:
 
 
 def _zero(evidence: Evidence) -> Pattern | None:
-    """Zeros, in all of it or in the worst piece."""
+    """Return a tensor or worst piece of zeros."""
     values = evidence.worst.values()
     if values.any() or not take(evidence.expected, evidence.worst.index).any():
         return None
@@ -62,10 +63,15 @@ def _zero(evidence: Evidence) -> Pattern | None:
 
 def _zero_term(evidence: Evidence) -> Pattern | None:
     """Return a sum of which one rank's term, or one micro-batch's, is zero."""
-    terms = [held for copy in evidence.copies for held in copy.held]
+    terms = list[RankTensor]()
+    for copy in evidence.copies:
+        terms += copy.held
     for axis in evidence.partial:
-        zero = {coordinate(held, axis) for held in terms if not any(held.entry.sketch)}
-        others = {coordinate(held, axis) for held in terms if any(held.entry.sketch)}
+        zero = set[int]()
+        others = set[int]()
+        for held in terms:
+            indices = others if any(held.entry.sketch) else zero
+            indices.add(coordinate(held, axis))
         if zero and others and not zero & others:
             named = ", ".join(map(str, sorted(zero)))
             sentence = (
@@ -79,9 +85,8 @@ def _zero_term(evidence: Evidence) -> Pattern | None:
 def _stale(evidence: Evidence) -> Pattern | None:
     """Return what the tensor was a step before, or with that of the step before added."""
     key = evidence.key
-    earlier = [Key(step, key.name, kind) for step, kind in _earlier(key)]
-    for before in earlier:
-        values = evidence.reference(before)
+    for earlier in _earlier(key):
+        values = evidence.reference(earlier)
         if values is None or np.allclose(values, evidence.expected, rtol=1e-12, atol=0):
             continue
         rows = evidence.expected.copy()  # of which some are those of before: ZeRO's ranks update some each
@@ -100,31 +105,27 @@ def _stale(evidence: Evidence) -> Pattern | None:
     return None
 
 
-def _earlier(key: Key) -> Iterator[tuple[int, str]]:
+def _earlier(key: Key) -> Iterator[Key]:
+    """Yield the tensor in earlier steps, the last one first."""
     for step in range(key.step - 1, 0, -1):
-        yield step, key.kind
+        yield Key(step, key.name, key.kind)
     if key.kind in ("used weight", "weight"):
-        yield 0, "initial weight"
+        yield Key(0, key.name, "initial weight")
 
 
 def _not_summed(evidence: Evidence) -> Pattern | None:
-    """Ranks have copies that differ, whose sum or mean along axes is what is expected."""
+    """Return copies that differ, and whose sum or mean along axes is what is expected."""
     for axes in subsets(evidence.replicated):
         if not axes:
             continue
-        groups: dict[tuple[object, ...], list[Copy]] = {}
-        for copy in evidence.copies:
-            rest = tuple(pair for pair in copy.coordinates if pair[0] not in axes)
-            groups.setdefault((copy.held[0].entry.piece.index, rest), []).append(copy)
-        sums = [(group[0], np.sum([copy.values() for copy in group], axis=0), len(group)) for group in groups.values()]
-        first = [group[0].values() for group in groups.values()]
-        copied = [total / count for _, total, count in sums]
-        if all(np.allclose(one, mean, rtol=1e-6) for one, mean in zip(first, copied, strict=True)):
-            continue  # all have the same
-        for divides, word, wrong in ((False, "sum", "summed"), (True, "mean", "averaged")):
+        groups = list(_groups_along(evidence, axes).values())
+        if all(_are_equal(group) for group in groups):
+            continue
+        for is_mean, word, wrong in ((False, "sum", "summed"), (True, "mean", "averaged")):
             total = evidence.expected.copy()
-            for copy, values, count in sums:
-                put(total, copy.index, values / count if divides else values)
+            for group in groups:
+                values = np.sum([copy.values() for copy in group], axis=0)
+                put(total, group[0].index, values / len(group) if is_mean else values)
             left = float(np.linalg.norm(total - evidence.expected))
             if left <= max(EXPLAINED * evidence.off, min(evidence.tolerance, LEFT_IN_NOISE * evidence.off)):
                 named = " and ".join(axes)
@@ -134,6 +135,21 @@ def _not_summed(evidence: Evidence) -> Pattern | None:
                 )
                 return Pattern("not summed", sentence, axes)
     return None
+
+
+def _groups_along(evidence: Evidence, axes: Sequence[str]) -> dict[tuple[object, ...], list[Copy]]:
+    """Return the copies of each box whose ranks differ along `axes` alone."""
+    groups: dict[tuple[object, ...], list[Copy]] = {}
+    for copy in evidence.copies:
+        rest = tuple((axis, index) for axis, index in copy.coordinates if axis not in axes)
+        groups.setdefault((copy.held[0].entry.piece.index, rest), []).append(copy)
+    return groups
+
+
+def _are_equal(copies: Sequence[Copy]) -> bool:
+    """Return whether the first of the copies is their mean, as it is where all are equal."""
+    mean = np.sum([copy.values() for copy in copies], axis=0) / len(copies)
+    return np.allclose(copies[0].values(), mean, rtol=1e-6)
 
 
 def _of_a_missing_sum(key: Key) -> str:
@@ -152,8 +168,10 @@ def _factor(evidence: Evidence, only_round: bool = True) -> Pattern | None:
     pattern, is_round = _describe_factor(evidence, ratio, "")
     is_number = evidence.expected.size < 2  # one number is a multiple of any other
     if is_number:
-        return pattern if is_round and abs(ratio / pattern.factor - 1) < 1e-3 else None
-    return pattern if is_round or not only_round else None
+        is_told_apart = is_round and abs(ratio / pattern.factor - 1) < 1e-3
+    else:
+        is_told_apart = is_round or not only_round
+    return pattern if is_told_apart else None
 
 
 def _any_factor(evidence: Evidence) -> Pattern | None:
@@ -176,19 +194,21 @@ def _almost_nothing(evidence: Evidence) -> Pattern | None:
 def _describe_factor(evidence: Evidence, ratio: float, where: str) -> tuple[Pattern, bool]:
     """Return the pattern of a factor, and whether it is a number of ranks, or one over it."""
     sizes = {axis: size for axis, size in evidence.sizes.items() if size > 1}
-    micro_batches = 1 + max(held.entry.call for copy in evidence.copies for held in copy.held)
-    recorded = 1 + max(held.entry.call for pieces in evidence.recording.tensors.values() for held in pieces)
-    sizes |= {MICRO_BATCH: max(micro_batches, recorded)} if max(micro_batches, recorded) > 1 else {}
+    micro_batches = _micro_batches(evidence)
+    if micro_batches > 1:
+        sizes[MICRO_BATCH] = micro_batches
     tolerance = max(0.02, evidence.tolerance / max(float(np.linalg.norm(evidence.expected)), 1e-300))
     ordered = _ordered_axes(evidence, sizes)
     for axes in subsets(ordered):
-        count = int(np.prod([sizes[axis] for axis in axes])) if axes else 1
+        if not axes:
+            continue
+        count = math.prod(sizes[axis] for axis in axes)
         named = " x ".join(axes)
         for value, reason in (
             (float(count), f"it is summed over {named} once too often, or a mean is taken as a sum"),
             (1 / count, f"it is averaged over {named} where it is to be summed, or averaged twice"),
         ):
-            if axes and abs(ratio / value - 1) < tolerance:
+            if abs(ratio / value - 1) < tolerance:
                 sentence = f"It is {_spell(value)} times what is right{where}: {reason}."
                 return Pattern("factor", sentence, axes, value), True
     sentence = (
@@ -198,25 +218,40 @@ def _describe_factor(evidence: Evidence, ratio: float, where: str) -> tuple[Patt
     return Pattern("factor", sentence, tuple(ordered[:1]), ratio), False
 
 
+def _micro_batches(evidence: Evidence) -> int:
+    """Return the number of micro-batches of the recording: the calls of the module that has most of them."""
+    last_call = 0
+    for pieces in evidence.recording.tensors.values():
+        for held in pieces:
+            last_call = max(last_call, held.entry.call)
+    for copy in evidence.copies:
+        for held in copy.held:
+            last_call = max(last_call, held.entry.call)
+    return last_call + 1
+
+
 def _spell(value: float) -> str:
     return f"{value:.0f}" if value >= 1 else f"1/{1 / value:.0f}"
 
 
 def _ordered_axes(evidence: Evidence, sizes: dict[str, int]) -> list[str]:
     """Return the axes of several ranks, those first along which gradients of this tensor are terms."""
-    terms = [axis for held in _own_terms(evidence)[:1] for axis in held.entry.piece.partial]
-    known = [*terms, *evidence.partial, *_batch_axes(evidence), *evidence.replicated, *evidence.shards]
-    order = list(dict.fromkeys([*known, *sizes]))
-    return [axis for axis in order if axis in sizes]
+    known = list[str]()
+    terms = _own_terms(evidence)
+    if terms:
+        known += terms[0].entry.piece.partial
+    known += [*evidence.partial, *_batch_axes(evidence), *evidence.replicated, *evidence.shards, *sizes]
+    return [axis for axis in dict.fromkeys(known) if axis in sizes]
 
 
 def _batch_axes(evidence: Evidence) -> list[str]:
     """Return the axes whose ranks have other sequences."""
-    axes = dict[str, None]()
+    axes = list[str]()
     for key, pieces in evidence.recording.tensors.items():
         if key.kind == "output":
-            axes |= dict.fromkeys(axis for axis, dim in pieces[0].entry.piece.shards.items() if dim == 0)
-    return list(axes)
+            shards = pieces[0].entry.piece.shards
+            axes += [axis for axis, dim in shards.items() if dim == 0 and axis not in axes]
+    return axes
 
 
 def _own_terms(evidence: Evidence) -> list[RankTensor]:
@@ -228,32 +263,41 @@ def _own_terms(evidence: Evidence) -> list[RankTensor]:
 
 
 def _terms(evidence: Evidence) -> Pattern | None:
-    """Return a sum from which a rank's term is missing, or has it twice."""
-    held = _own_terms(evidence)
-    axes = tuple(held[0].entry.piece.partial) if held else ()
+    """Return a sum from which a rank's term is missing, or that has it twice; or a term in place of the sum."""
+    terms = _own_terms(evidence)
+    axes = tuple(terms[0].entry.piece.partial) if terms else ()
     if not axes or evidence.key.kind != "gradient":
         return None
+    return _one_term(evidence, terms, axes) or _own_term(evidence, terms, axes)
+
+
+def _one_term(evidence: Evidence, terms: Sequence[RankTensor], axes: Sequence[str]) -> Pattern | None:
+    """Return a sum from which one term is missing, or that has it twice."""
     for axis in axes:
-        indices = sorted({coordinate(each, axis) for each in held})
-        for index in indices:
-            own = _sum_of([each for each in held if coordinate(each, axis) == index], evidence.expected.shape)
-            for others, kind in ((evidence.expected - own, "missing"), (evidence.expected + own, "twice")):
-                if evidence.explains(others) or evidence.box_explains(
-                    take(others, evidence.worst.index), evidence.worst
-                ):
-                    word = "is missing from the sum" if kind == "missing" else "is in the sum twice"
-                    sentence = f"The term of {axis} {index} of {len(indices)} {word} over {axis}."
-                    if axis == MICRO_BATCH:
-                        sentence += " Gradients were set to zero, or sent, between micro-batches."
-                    return Pattern("missing term", sentence, (axis,))
+        by_index = _by_coordinates(terms, [axis])
+        for (index,), held in by_index.items():
+            own = _sum_of(held, evidence.expected.shape)
+            word = ""
+            if _is_total(evidence, evidence.expected - own):
+                word = "is missing from the sum"
+            elif _is_total(evidence, evidence.expected + own):
+                word = "is in the sum twice"
+            if word:
+                sentence = f"The term of {axis} {index} of {len(by_index)} {word} over {axis}."
+                if axis == MICRO_BATCH:
+                    sentence += " Gradients were set to zero, or sent, between micro-batches."
+                return Pattern("missing term", sentence, (axis,))
+    return None
+
+
+def _own_term(evidence: Evidence, terms: Sequence[RankTensor], axes: Sequence[str]) -> Pattern | None:
+    """Return a term, or a sum over some of the axes, in place of the sum over all."""
     for summed in subsets(axes):
-        if len(summed) == len(axes):
-            continue
         rest = [axis for axis in axes if axis not in summed]
-        for where in sorted({tuple(coordinate(each, axis) for axis in rest) for each in held}):
-            chosen = [each for each in held if tuple(coordinate(each, axis) for axis in rest) == where]
-            total = _sum_of(chosen, evidence.expected.shape)
-            if evidence.explains(total) or evidence.box_explains(take(total, evidence.worst.index), evidence.worst):
+        if not rest:
+            continue
+        for held in _by_coordinates(terms, rest).values():
+            if _is_total(evidence, _sum_of(held, evidence.expected.shape)):
                 named = " and ".join(rest)
                 sentence = (
                     f"It is this rank's own term: the sum over {named} is missing. {_of_a_missing_sum(evidence.key)}"
@@ -262,18 +306,32 @@ def _terms(evidence: Evidence) -> Pattern | None:
     return None
 
 
+def _by_coordinates(terms: Sequence[RankTensor], axes: Sequence[str]) -> dict[tuple[int, ...], list[RankTensor]]:
+    """Return terms by their ranks' indices along `axes`, in order."""
+    groups: dict[tuple[int, ...], list[RankTensor]] = {}
+    for held in terms:
+        groups.setdefault(tuple(coordinate(held, axis) for axis in axes), []).append(held)
+    return dict(sorted(groups.items()))
+
+
+def _is_total(evidence: Evidence, total: Array) -> bool:
+    """Return whether the wrong tensor, or its worst piece, is this one."""
+    worst = evidence.worst
+    return evidence.explains(total) or evidence.box_explains(take(total, worst.index), worst)
+
+
 def _sum_of(held: Sequence[RankTensor], shape: tuple[int, ...]) -> Array:
     """Return the sum of terms, each of them once, as a whole tensor."""
     total = np.zeros(shape)
     seen = set[object]()
-    for each in held:
-        piece = each.entry.piece
-        key = piece.index, tuple(coordinate(each, axis) for axis in piece.partial)
+    for term in held:
+        piece = term.entry.piece
+        key = (piece.index, tuple(coordinate(term, axis) for axis in piece.partial))
         if key in seen:
             continue  # a copy
         seen.add(key)
         index = piece.indices()
-        box = take(total, index) + each.values() / mean_divisor([each])
+        box = take(total, index) + term.values() / mean_divisor([term])
         put(total, index, box)
     return total
 
@@ -311,13 +369,15 @@ def _transposed(evidence: Evidence) -> Pattern | None:
 def _mixed(evidence: Evidence) -> Pattern | None:
     """Return a piece that is the sum of all ranks' pieces, which are different parts of the tensor."""
     for axis in evidence.shards:
-        own = [copy for copy in evidence.copies if copy.coordinates == evidence.worst.coordinates]
-        rest = _without(evidence.worst, axis)
-        line = {coordinate(copy.held[0], axis): copy for copy in own if _without(copy, axis) == rest}
+        worst = evidence.worst
+        line = dict[int, Copy]()  # the pieces of the ranks along the axis
+        for copy in evidence.copies:
+            if copy.coordinates == worst.coordinates and _without(copy, axis) == _without(worst, axis):
+                line[coordinate(copy.held[0], axis)] = copy
         boxes = [take(evidence.expected, copy.index) for copy in line.values()]
         if len(boxes) < 2 or len({box.shape for box in boxes}) > 1:
             continue
-        if evidence.box_explains(np.sum(boxes, axis=0), evidence.worst):
+        if evidence.box_explains(np.sum(boxes, axis=0), worst):
             sentence = (
                 f"Each rank along {axis} has the sum of all ranks' pieces: these are different parts of the tensor, "
                 f"and were summed over {axis} as if they were terms."
@@ -332,14 +392,10 @@ def _without(copy: Copy, axis: str) -> list[tuple[str, int]]:
 
 
 def _copies_differ(evidence: Evidence) -> Pattern | None:
-    """Ranks that must have the same have not."""
+    """Return ranks that must have the same and have not."""
     differing = list[str]()
     for axis in evidence.replicated:
-        groups: dict[tuple[object, ...], list[Copy]] = {}
-        for copy in evidence.copies:
-            rest = tuple(pair for pair in copy.coordinates if pair[0] != axis)
-            groups.setdefault((copy.held[0].entry.piece.index, rest), []).append(copy)
-        for group in groups.values():
+        for group in _groups_along(evidence, [axis]).values():
             first = group[0].values()
             off = max(float(np.linalg.norm(copy.values() - first)) for copy in group)
             if off > 0.02 * evidence.off:
@@ -357,8 +413,10 @@ def _copies_differ(evidence: Evidence) -> Pattern | None:
 
 def _noise(evidence: Evidence) -> Pattern | None:
     norm = float(np.linalg.norm(evidence.expected))
-    is_spread = all(2 * len(evidence.wrong_slices(dim)) >= size for dim, size in enumerate(evidence.expected.shape))
-    if not is_spread or evidence.off > _LOW_PRECISION * norm:
+    for dim, size in enumerate(evidence.expected.shape):
+        if 2 * len(evidence.wrong_slices(dim)) < size:
+            return None  # it is off in some places alone
+    if evidence.off > _LOW_PRECISION * norm:
         return None
     sentence = (
         "The difference has no pattern and is small: rounding in a lower precision than the run's, a sum in another "
