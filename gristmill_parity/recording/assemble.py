@@ -23,7 +23,7 @@ class Copy:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(each.rank.rank for each in self.held))
+        return tuple(dict.fromkeys(held.rank.rank for held in self.held))
 
     @property
     def rank(self) -> int:
@@ -31,7 +31,7 @@ class Copy:
 
     @property
     def index(self) -> list[Array]:
-        """Global indices along each dimension."""
+        """Return the global indices along each dimension."""
         return self.held[0].entry.piece.indices()
 
     @property
@@ -42,13 +42,13 @@ class Copy:
     def values(self) -> Array:
         """Return the values of the box."""
         total = self.held[0].values()
-        for each in self.held[1:]:
-            total = total + each.values()
+        for held in self.held[1:]:
+            total = total + held.values()
         return total / self.divisor if self.divisor > 1 else total
 
     def sketch(self) -> Array:
         """Return the sketch of the box."""
-        total: Array = np.sum([each.entry.sketch for each in self.held], axis=0)
+        total: Array = np.sum([held.entry.sketch for held in self.held], axis=0)
         return total / self.divisor
 
 
@@ -85,9 +85,10 @@ def copies_of(pieces: Sequence[RankTensor], recording: Recording) -> list[Copy]:
                 f"{first.entry.key} in step {first.entry.key.step} has {len(terms)} terms of a sum over "
                 f"{' and '.join(partial)}; expected {expected}: some ranks did not record it, or are no terms"
             )
-        for number in range(max(len(each) for each in terms.values())):
-            chosen = tuple(each[min(number, len(each) - 1)] for each in terms.values())
-            copies.append(Copy(chosen, replicated))
+        # where several ranks have a term, each sum takes another one's; where one has it, all sums take that
+        for number in range(max(map(len, terms.values()))):
+            chosen = [same[min(number, len(same) - 1)] for same in terms.values()]
+            copies.append(Copy(tuple(chosen), replicated))
     return copies
 
 

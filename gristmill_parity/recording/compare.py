@@ -23,7 +23,7 @@ class _Measured:
 
     key: Key
     share: float
-    """Of its tolerance."""
+    """Share of its tolerance."""
     relative: float
     copy: Copy
     """The copy that is off most."""
@@ -140,8 +140,9 @@ def _measure_integers(right: Reference, key: Key, copies: Sequence[Copy]) -> _Me
     expected = right.tensor(key)
     if expected is None or any(held.entry.offset < 0 for copy in copies for held in copy.held):
         return None
-    counts = [(int((copy.values() != take(expected, copy.index)).sum()), copy) for copy in copies]
-    count, copy = max(counts, key=lambda pair: pair[0])
+    counts = [int((copy.values() != take(expected, copy.index)).sum()) for copy in copies]
+    count = max(counts)
+    copy = copies[counts.index(count)]
     return _Measured(key, np.inf if count else 0.0, count / max(1, copy.values().size), copy)
 
 
@@ -225,20 +226,17 @@ def _pattern_of(right: Reference, wrong: Recording, measured: _Measured) -> Patt
 
 def _check_names(right: Recording, wrong: Recording) -> None:
     """Raise RecordingError for a parameter of one side that the other does not have, with the nearest name."""
-    names = [_parameters(recording) for recording in (right, wrong)]
-    if not names[0] or not names[1]:
-        empty = right if not names[0] else wrong
-        raise RecordingError(f"{empty.folder} has no parameter; check names= in record()")
-    for own, other, own_side, other_side in (
-        (names[1], names[0], wrong.folder, right.folder),
-        (names[0], names[1], right.folder, wrong.folder),
-    ):
-        unknown = sorted(own - other)
+    for recording in (right, wrong):
+        if not _parameters(recording):
+            raise RecordingError(f"{recording.folder} has no parameter; check names= in record()")
+    for side, other in ((wrong, right), (right, wrong)):
+        known = _parameters(other)
+        unknown = sorted(_parameters(side) - known)
         if unknown:
-            nearest = difflib.get_close_matches(unknown[0], other, 1, 0.0)
+            nearest = difflib.get_close_matches(unknown[0], known, 1, 0.0)
             raise RecordingError(
-                f"{own_side} has a parameter {unknown[0]} that {other_side} does not have; the nearest name there is "
-                f"{nearest[0]}: give record() a rename= that makes names equal"
+                f"{side.folder} has a parameter {unknown[0]} that {other.folder} does not have; the nearest name there "
+                f"is {nearest[0]}: give record() a rename= that makes names equal"
             )
 
 
@@ -264,7 +262,7 @@ def _check_start(right: Reference, wrong: Recording, keys: Iterable[Key]) -> Non
     data = Key(1, MODEL, "input")
     if data in right.base.tensors and data in wrong.tensors:
         held = right.base.tensors[data]
-        measured = _measure(right, wrong, data) if not held[0].entry.sketch else None
+        measured = None if held[0].entry.sketch else _measure(right, wrong, data)
         if measured is not None and measured.share > 1 and _sorted_differs(right, wrong, data):
             raise RecordingError(
                 f"{wrong.folder} had other data than {right.base.folder}: inputs of the first step differ from rank "
@@ -273,7 +271,7 @@ def _check_start(right: Reference, wrong: Recording, keys: Iterable[Key]) -> Non
 
 
 def _sorted_differs(right: Reference, wrong: Recording, key: Key) -> bool:
-    """True unless both have the same tokens in another order."""
+    """Return whether they are not the same tokens in another order."""
     expected = right.tensor(key)
     copies = copies_of(wrong.tensors[key], wrong)
     _, view = next(views_of(copies))
@@ -282,6 +280,6 @@ def _sorted_differs(right: Reference, wrong: Recording, key: Key) -> bool:
 
 
 def _is_constant(right: Reference, key: Key) -> bool:
-    """True of weights that every model begins with, as the ones of a norm."""
+    """Return whether every model begins with such weights, as with the ones of a norm."""
     values = right.tensor(key)
     return values is not None and bool(np.all(values == values.flat[0]))

@@ -9,9 +9,9 @@ from gristmill_parity.recording.assemble import Array, Copy, coordinate, put, ta
 from gristmill_parity.recording.files import Key, Recording
 
 EXPLAINED = 0.05
-"""Of a difference, what a pattern may leave of it."""
+"""Share of a difference that a pattern may leave."""
 LEFT_IN_NOISE = 0.6
-"""What a pattern may leave of a difference below the tolerance, of which rounding is a part."""
+"""Share that a pattern may leave of a difference below the tolerance, of which rounding is a part."""
 ALONG = 0.25
 """How far the length of a difference along a pattern may be from the pattern's, as a share."""
 
@@ -81,17 +81,20 @@ class Evidence:
         parts = list[str]()
         for dim, size in enumerate(self.expected.shape):
             wrong = self.wrong_slices(dim)
-            if 0 < len(wrong) < size:
-                is_one = len(wrong) == wrong[-1] - wrong[0] + 1
-                indices = f"{wrong[0]}" if len(wrong) == 1 else f"{wrong[0]} to {wrong[-1]}"
-                parts.append(f"dimension {dim} at {indices}" + ("" if is_one else f" ({len(wrong)} of {size})"))
-        own = [
-            f"its {axis} {self.worst.held[0].rank.axes[axis][0]} of {self.sizes[axis]}"
-            for axis in self.shards
-            if axis in self.sizes and self.sizes[axis] > 1
-        ]
+            if not 0 < len(wrong) < size:
+                continue
+            indices = f"{wrong[0]}" if len(wrong) == 1 else f"{wrong[0]} to {wrong[-1]}"
+            has_gaps = len(wrong) <= wrong[-1] - wrong[0]
+            amount = f" ({len(wrong)} of {size})" if has_gaps else ""
+            parts.append(f"dimension {dim} at {indices}{amount}")
         described = ", ".join(parts) or "everywhere"
-        return f"in {described}, of shape {list(self.expected.shape)}" + (f" ({', '.join(own)})" if own else "")
+        own = list[str]()
+        coordinates = self.worst.held[0].rank.axes
+        for axis in self.shards:
+            if self.sizes.get(axis, 1) > 1:
+                own.append(f"its {axis} {coordinates[axis][0]} of {self.sizes[axis]}")
+        where = f" ({', '.join(own)})" if own else ""
+        return f"in {described}, of shape {list(self.expected.shape)}{where}"
 
 
 def ratio_of(values: Array, expected: Array) -> float:
@@ -105,16 +108,19 @@ def likely_axes(evidence: Evidence) -> tuple[str, ...]:
 
     Those along which one rank's part is wrong and another's is not; then those along which ranks differ at all.
     """
-    scores = dict[str, float]()
-    off = dict[tuple[object, ...], float]()
+    dividing = (*evidence.shards, *evidence.replicated)
+    off: dict[str, dict[int, float]] = {axis: {} for axis in dividing}  # by axis and index along it
     for copy in evidence.copies:
         expected = take(evidence.expected, copy.index)
         norm = float(np.linalg.norm(copy.values() - expected))
-        for axis in (*evidence.shards, *evidence.replicated):
-            off[axis, coordinate(copy.held[0], axis)] = off.get((axis, coordinate(copy.held[0], axis)), 0.0) + norm
-    for axis in (*evidence.shards, *evidence.replicated, *evidence.partial):
-        values = [norm for (name, _), norm in off.items() if name == axis]
-        scores[axis] = max(values) / (min(values) + 1e-300) if values else 1.0
+        for axis in dividing:
+            index = coordinate(copy.held[0], axis)
+            off[axis][index] = off[axis].get(index, 0.0) + norm
+    scores = dict[str, float]()
+    for axis, norms in off.items():
+        scores[axis] = max(norms.values()) / (min(norms.values()) + 1e-300) if norms else 1.0
+    for axis in evidence.partial:
+        scores[axis] = 1.0
     several = [axis for axis in scores if evidence.sizes.get(axis, 1) > 1]
     others = [axis for axis, size in evidence.sizes.items() if size > 1 and axis not in several]
     several.sort(key=lambda axis: -min(scores[axis], 1e6))

@@ -13,7 +13,7 @@ _LONGEST = 2048
 
 
 def shifted(evidence: Evidence) -> Pattern | None:
-    """Slices along a dimension that are those of other indices."""
+    """Return slices along a dimension that are those of other indices."""
     for dim in range(evidence.expected.ndim):
         size = evidence.expected.shape[dim]
         if not 1 < size <= _LONGEST:
@@ -34,7 +34,8 @@ def shifted(evidence: Evidence) -> Pattern | None:
             continue
         shifts = Counter(((matched[known] - wrong[known]) % size).tolist())
         shift, count = shifts.most_common(1)[0]
-        shift = shift if shift <= size // 2 else shift - size
+        if shift > size // 2:
+            shift -= size
         axes = tuple(axis for axis, of_axis in evidence.shards.items() if of_axis == dim) or likely_axes(evidence)
         if count > 0.5 * len(wrong) and shift:
             return _describe_shift(evidence, dim, shift, axes)
@@ -63,11 +64,9 @@ def _describe_shift(evidence: Evidence, dim: int, shift: int, axes: tuple[str, .
     is_block = block > 1 and shift % block == 0 and block < evidence.expected.shape[dim]
     amount = f"a block of {abs(shift)}" if is_block else f"{abs(shift)}"
     direction = "later" if shift > 0 else "earlier"
-    reason = (
-        "a rank takes its offset as another's, or as zero"
-        if is_block
-        else "positions, masks or labels are counted from another start"
-    )
+    reason = "positions, masks or labels are counted from another start"
+    if is_block:
+        reason = "a rank takes its offset as another's, or as zero"
     sentence = f"Along dimension {dim} it has the values that belong {amount} {direction}: {reason}."
     return Pattern("shifted", sentence, axes)
 

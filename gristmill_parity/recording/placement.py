@@ -39,6 +39,7 @@ class Partial:
     reduce: Literal["sum", "mean"] = "sum"
 
 
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 Kind = Shard | Replicate | Partial
 Placement = Mapping[str, Kind]
 """What each axis does to a tensor; an axis that is not named has one rank with the tensor, as pipeline stages do."""
@@ -50,7 +51,7 @@ class Box:
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     placement: Placement = field(default_factory=dict)
     """What each axis does; the box says which part a rank along an axis of `Shard` has."""
 
@@ -67,7 +68,7 @@ class TensorPiece:
     """Axis: "sum" or "mean"."""
     replicated: tuple[str, ...]
 
-    def indices(self) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    def indices(self) -> list[Indices]:
         """Return the global indices of the piece along each dimension."""
         return [expand_runs(runs) for runs in self.index]
 
@@ -78,18 +79,20 @@ class TensorPiece:
     @classmethod
     def from_json(cls, values: list[Any]) -> "TensorPiece":
         shape, index, shards, partial, replicated = values
-        runs = tuple(tuple((start, stop, step) for start, stop, step in each) for each in index)
-        return cls(tuple(shape), runs, shards, partial, tuple(replicated))
+        runs = list[Runs]()
+        for runs_of_dim in index:
+            runs.append(tuple((start, stop, step) for start, stop, step in runs_of_dim))
+        return cls(tuple(shape), tuple(runs), shards, partial, tuple(replicated))
 
 
-def expand_runs(runs: Runs) -> np.ndarray[Any, np.dtype[np.int64]]:
+def expand_runs(runs: Runs) -> Indices:
     """Return the indices of runs as an array."""
     if not runs:
         return np.empty(0, np.int64)
-    return np.concatenate([np.arange(start, stop, step, dtype=np.int64) for start, stop, step in runs])
+    return np.concatenate([np.arange(*run, dtype=np.int64) for run in runs])
 
 
-def compress_indices(indices: np.ndarray[Any, np.dtype[np.int64]]) -> Runs:
+def compress_indices(indices: Indices) -> Runs:
     """Return ascending runs of equal steps that give these indices."""
     if len(indices) == 0:
         return ()
@@ -119,19 +122,17 @@ def piece_of(tensor: Tensor, placement: Placement | Box, axes: Coordinates) -> t
     """
     if isinstance(tensor, DTensor):
         box = box_of_dtensor(tensor)
-        others = placement.placement if isinstance(placement, Box) else placement
-        inner = box.placement
-        placement = Box(box.offset, box.shape, {name: kind for name, kind in others.items() if name not in inner})
-        kinds = {**placement.placement, **inner}
+        given = placement.placement if isinstance(placement, Box) else placement
+        divided = {name: kind for name, kind in given.items() if name not in box.placement}
+        kinds = {**divided, **box.placement}
         tensor = tensor.to_local()
-        divided = placement.placement
     elif isinstance(placement, Box):
         kinds = dict(placement.placement)
         divided = {}
         box = placement
     else:
         kinds = dict(placement)
-        divided = placement
+        divided = dict(placement)
         box = Box((0,) * tensor.ndim, tuple(tensor.shape))
     piece = _piece_of_box(
         tuple(tensor.shape), tuple(box.offset), tuple(box.shape), tuple(kinds.items()), tuple(divided.items()),
@@ -152,34 +153,36 @@ def _piece_of_box(
     """Return the piece of a box of `whole`, whose sizes are those before the axes of `divided` divide it."""
     axes = dict(coordinates)
     count = len(shape)
-    dims = [kind.dim for _, kind in divided if isinstance(kind, Shard)]
-    unfit = [dim for dim in dims if not -count <= dim < count]
-    if unfit:
-        raise IndexError(f"it has no dimension {unfit[0]}")
+    sharded = [(name, kind) for name, kind in divided if isinstance(kind, Shard)]
+    for _, kind in sharded:
+        if not -count <= kind.dim < count:
+            raise IndexError(f"it has no dimension {kind.dim}")
     sizes = list(whole)
-    index = list[np.ndarray[Any, np.dtype[np.int64]]]()
+    index = list[Runs]()
     for dim in range(count):
-        own = [(name, kind) for name, kind in divided if isinstance(kind, Shard) and kind.dim % count == dim]
-        own = [(name, kind) for name, kind in own if name in axes]
+        own = [(name, kind) for name, kind in sharded if kind.dim % count == dim and name in axes]
         for name, _ in own:
             sizes[dim] *= axes[name][1]
-        of_dim = np.arange(sizes[dim], dtype=np.int64)
+        indices = np.arange(sizes[dim], dtype=np.int64)
         for name, kind in own:
-            of_dim = _selected(of_dim, kind, *axes[name])
-        index.append(of_dim[offset[dim] : offset[dim] + shape[dim]])
-    present = [(name, kind) for name, kind in kinds if name in axes and axes[name][1] > 1]
-    return TensorPiece(
-        tuple(sizes),
-        tuple(compress_indices(each) for each in index),
-        {name: kind.dim % max(1, count) for name, kind in present if isinstance(kind, Shard)},
-        {name: kind.reduce for name, kind in present if isinstance(kind, Partial)},
-        tuple(name for name, kind in present if isinstance(kind, Replicate)),
-    )
+            indices = _selected(indices, kind, *axes[name])
+        index.append(compress_indices(indices[offset[dim] : offset[dim] + shape[dim]]))
+    shards = dict[str, int]()
+    partial = dict[str, str]()
+    replicated = list[str]()
+    for name, placed in kinds:
+        if name not in axes or axes[name][1] == 1:
+            continue
+        if isinstance(placed, Shard):
+            shards[name] = placed.dim % max(1, count)
+        elif isinstance(placed, Partial):
+            partial[name] = placed.reduce
+        else:
+            replicated.append(name)
+    return TensorPiece(tuple(sizes), tuple(index), shards, partial, tuple(replicated))
 
 
-def _selected(
-    indices: np.ndarray[Any, np.dtype[np.int64]], kind: Shard, rank: int, size: int
-) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _selected(indices: Indices, kind: Shard, rank: int, size: int) -> Indices:
     """Return those of the indices that rank `rank` of `size` has."""
     if kind.order == "interleaved":
         return indices[rank::size]

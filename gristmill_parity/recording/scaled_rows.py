@@ -48,10 +48,9 @@ def _nearest_norms(evidence: Evidence, values: Array, expected: Array) -> Array:
 
     Of scale w and bias b it has a (expected - b) + c w + b, with a and c of its own in each row.
     """
-    key = evidence.key
     own = evidence.worst.index[-1]
-    vectors = (evidence.reference(Key(key.step, f"{key.name}.{leaf}", "used weight")) for leaf in ("weight", "bias"))
-    scale, bias = (None if x is None or x.shape != evidence.expected.shape[-1:] else x[own] for x in vectors)
+    scale = _vector(evidence, "weight")
+    bias = _vector(evidence, "bias")
     known = [np.ones(len(own)) if scale is None else scale]
     if scale is not None and bias is not None:
         known.append(bias)
@@ -63,3 +62,12 @@ def _nearest_norms(evidence: Evidence, values: Array, expected: Array) -> Array:
         solution = np.linalg.lstsq(columns, rows[number], rcond=None)[0]
         nearest[number] = columns @ solution
     return nearest.reshape(values.shape)
+
+
+def _vector(evidence: Evidence, leaf: str) -> Array | None:
+    """Return the part of a norm's parameter that the worst piece has; None if the module has none of that shape."""
+    key = evidence.key
+    values = evidence.reference(Key(key.step, f"{key.name}.{leaf}", "used weight"))
+    if values is None or values.shape != evidence.expected.shape[-1:]:
+        return None
+    return values[evidence.worst.index[-1]]
