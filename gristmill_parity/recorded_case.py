@@ -119,9 +119,10 @@ class Places:
         self.is_grid = bool(experiment_of(layout).tp_axes)
         self.is_cube = experiment_of(layout).vocabulary_axis == "row"
         # within attention, the MLP and the loss a cube's columns have the sequences, and its rows the features
-        self.tokens_inside: dict[str, Shard] = {
-            "column" if name == "row" and self.is_cube else name: kind for name, kind in kinds.items()
-        }
+        self.tokens_inside = dict[str, Shard]()
+        for name, kind in kinds.items():  # in the same order: the first axis is outermost
+            inner_name = "column" if self.is_cube and name == "row" else name
+            self.tokens_inside[inner_name] = kind
 
     def layout(self) -> RankLayout:
         """Return where this rank's pieces lie, for a recorder."""
@@ -136,6 +137,7 @@ class Places:
         return global_name(self.model.parts[0], name)
 
     def __call__(self, name: str, kind: str, tensor: Tensor) -> Place:
+        """Return the place of a tensor; None for one that is not recorded."""
         base = kind.partition(" (call")[0]
         if base == "initial weight" and isinstance(tensor, nn.Parameter):
             return None  # what a module holds; the shards that this rank updates are recorded by name
@@ -157,7 +159,7 @@ class Places:
         return Box(spec.offset, shape, _kinds(row, frozenset()))
 
     def _of_module(self, row: Row, shape: tuple[int, ...], kind: str, tensor: Tensor) -> Place:
-        """Of what modules compute with: all that ZeRO's ranks have together."""
+        """Return the place of what modules compute with: all that ZeRO's ranks have together."""
         inner = row
         for axis in _ZERO:
             inner = inner.without(axis)
@@ -174,13 +176,16 @@ class Places:
         return Box(spec.offset, shape, kinds)
 
     def _on_grid(self, name: str, kind: str, tensor: Tensor) -> Place:
-        """Of a grid of ranks: between any two modules rows have sequences and columns features; see `tokens_inside`."""
+        """Return the place of an activation on a grid of ranks.
+
+        Between any two modules rows have sequences and columns features; see `tokens_inside`.
+        """
         if name == MODEL:
-            return {**self.tokens, "column": Replicate()} if kind == "input" and self.model.layout.pp == 1 else None
+            return self._of_model_input(kind, "column")
         if name == "head" and kind in ("output", "output gradient"):
-            has_terms = kind == "output"
-            loss: dict[str, Kind] = {axis: Partial() if has_terms else Replicate() for axis in self.tokens_inside}
-            return {**loss, "row" if self.is_cube else "column": Replicate()}
+            of_loss: Kind = Partial() if kind == "output" else Replicate()
+            vocabulary_axis = "row" if self.is_cube else "column"
+            return {**dict.fromkeys(self.tokens_inside, of_loss), vocabulary_axis: Replicate()}
         if not _is_known(name) or tensor.ndim != 3:
             return None
         if self.is_cube and _leaf(name) in _DIVIDED_INSIDE and kind.startswith("input"):
@@ -188,37 +193,49 @@ class Places:
         return {**self.tokens, "column": Shard(2)}
 
     def _of_activation(self, name: str, kind: str, tensor: Tensor) -> Place:
-        layout = self.model.layout
         if self.is_grid:
             return self._on_grid(name, kind, tensor)
         leaf = _leaf(name)
-        of_head = name == "head"
-        if of_head and kind in ("output", "output gradient"):
-            if kind == "output":
-                terms: dict[str, Kind] = {axis: Partial() for axis in ("dp", "cp", MICRO_BATCH)}
-                return {**terms, "tp": Replicate()}
-            return dict.fromkeys(("dp", "cp", MICRO_BATCH, "tp"), Replicate())
-        if name == MODEL:  # its output is the head's
-            return {**self.tokens, "tp": Replicate()} if kind == "input" and layout.pp == 1 else None
+        if name == MODEL:
+            return self._of_model_input(kind, "tp")
+        if name == "head" and kind in ("output", "output gradient"):
+            of_loss: Kind = Partial() if kind == "output" else Replicate()
+            return {"dp": of_loss, "cp": of_loss, MICRO_BATCH: of_loss, "tp": Replicate()}
         if leaf == "embed.positions" and tensor.ndim == 2:
             of_batch: Kind = Partial() if kind.endswith("gradient") else Replicate()
-            tp: Kind = Shard(0) if layout.sequence_parallel else Replicate()
-            return {"dp": of_batch, MICRO_BATCH: of_batch, "cp": replace(self.tokens["cp"], dim=0), "tp": tp}
+            cp = replace(self.tokens["cp"], dim=0)
+            return {"dp": of_batch, MICRO_BATCH: of_batch, "cp": cp, "tp": self._between_modules(dim=0)}
         if not _is_known(name) or tensor.ndim != 3:
             return None
-        of_input = kind.startswith("input")
-        if leaf in _DIVIDED_INSIDE and of_input:
-            return {**self.tokens, "tp": Shard(2)}
-        if leaf in _INSIDE and of_input:
-            return {**self.tokens, "tp": Partial() if kind.endswith("gradient") else Replicate()}
-        if leaf == "mlp.shared.down" or leaf == "mlp.shared":
-            return {**self.tokens, "tp": Replicate() if kind.endswith("gradient") else Partial()}
-        return {**self.tokens, "tp": Shard(1) if layout.sequence_parallel else Replicate()}
+        return {**self.tokens, "tp": self._tensor_parallel(leaf, kind)}
+
+    def _of_model_input(self, kind: str, axis: str) -> Place:
+        """Return the place of the whole model's input, along whose `axis` are copies; its output is the head's."""
+        if kind != "input" or self.model.layout.pp > 1:
+            return None
+        return {**self.tokens, axis: Replicate()}
+
+    def _tensor_parallel(self, leaf: str, kind: str) -> Kind:
+        """Return what tensor parallelism does to an activation (B, T, D) of a module, by the name within its block."""
+        is_gradient = kind.endswith("gradient")
+        if kind.startswith("input") and leaf in _DIVIDED_INSIDE:
+            return Shard(2)
+        if kind.startswith("input") and leaf in _INSIDE:
+            return Partial() if is_gradient else Replicate()
+        if leaf in ("mlp.shared.down", "mlp.shared"):
+            return Replicate() if is_gradient else Partial()
+        return self._between_modules(dim=1)
+
+    def _between_modules(self, dim: int) -> Kind:
+        """Return what tensor parallelism does between modules; `dim`: that of the tokens."""
+        return Shard(dim) if self.model.layout.sequence_parallel else Replicate()
 
 
 def _leaf(name: str) -> str:
     """Return a module's name within its block."""
-    return name.split(".", 2)[2] if name.startswith("blocks.") and name.count(".") >= 2 else name
+    if name.startswith("blocks.") and name.count(".") >= 2:
+        return name.split(".", 2)[2]
+    return name
 
 
 _OUTSIDE = (
@@ -239,6 +256,6 @@ def _kinds(row: Row, terms: frozenset[str]) -> dict[str, Kind]:
 
 
 def _is_known(name: str) -> bool:
-    """True of modules whose activations have places: of blocks, and of their modules that are named above."""
+    """Return whether a module's activations have places: of blocks, and of their modules that are named above."""
     is_block = name.startswith("blocks.") and name.count(".") == 1
     return is_block or _leaf(name) in _OUTSIDE or _leaf(name) in _INSIDE

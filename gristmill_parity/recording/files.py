@@ -27,7 +27,7 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True)
 class Key:
-    """What a tensor is: the step (from 1; 0 is before the first), a module's or parameter's name, and which of it."""
+    """Name of a tensor: the step (from 1; 0 is before the first), a module or parameter, and which tensor of it."""
 
     step: int
     name: str
@@ -43,15 +43,15 @@ class Entry:
 
     key: Key
     call: int
-    """Of the micro-batches of the step; 0 for what there is one of."""
+    """Number of the micro-batch in the step; 0 for what there is one of."""
     dtype: str
     shape: tuple[int, ...]
-    """Of the values that the rank has."""
+    """Shape of the values that the rank has."""
     piece: TensorPiece
     hash: int
     sketch: tuple[float, ...]
     offset: int
-    """Of the values in the file, in bytes; -1 if they were not kept."""
+    """Offset of the values in the file, in bytes; -1 if they were not kept."""
     again: bool
     """True of what was computed once more in the backward pass."""
 
@@ -62,12 +62,12 @@ _Bits = tuple[int, str, tuple[int, ...], tuple[Runs, ...], tuple[int, ...]]
 
 @dataclass
 class _Summary:
-    """What is kept of a tensor. An output that is the next module's input has one, as have weights that stay."""
+    """Summary of a tensor: an output that is the next module's input shares one with it, as do weights that stay."""
 
     sketch: str
     """In base64; empty for integers."""
     offset: int = -1
-    """Of the values in the file; -1 until they are kept."""
+    """Offset of the values in the file; -1 until they are kept."""
 
 
 class Writer:

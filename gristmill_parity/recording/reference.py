@@ -26,13 +26,13 @@ _PRECISION = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What rounding explains of a tensor's difference, as 2-norms."""
+    """Tolerance of a tensor: the difference that rounding explains, as 2-norms."""
 
     of_tensor: float
     of_rows: Array
-    """Of each row of the last dimension."""
+    """Tolerance of each row of the last dimension."""
     of_copies: float
-    """Of the difference of two ranks' copies."""
+    """Tolerance of the difference of two ranks' copies."""
 
 
 class Reference:

@@ -11,7 +11,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a wrong tensor looks like beside the right one."""
+    """Pattern that a wrong tensor makes beside the right one."""
 
     kind: Kind
     sentence: str
@@ -22,12 +22,12 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `compare` found: nothing, or the first tensor outside its tolerance."""
+    """Verdict of `compare`: nothing is wrong, or the first tensor outside its tolerance."""
 
     pattern: Pattern
     name: str = ""
     kind: str = ""
-    """Of the tensor: output, input gradient, own gradient, weight, …"""
+    """The tensor's: output, input gradient, own gradient, weight, …"""
     step: int = 0
     rank: int = 0
     """The rank where it is worst."""
@@ -49,7 +49,7 @@ class Verdict:
 
     @property
     def tensor(self) -> str:
-        """Name and kind of the tensor."""
+        """Return the name and kind of the tensor."""
         return f"{self.name} {self.kind}"
 
     def __str__(self) -> str:
@@ -59,10 +59,13 @@ class Verdict:
                 f"difference is {self.share:.0%} of its tolerance."
             )
             return " ".join([text, *self.notes])
+        place = f"rank {self.rank}"
+        if self.where:
+            place += f", {self.where}"
         lines = [
             f"The first wrong tensor is {self.tensor} in step {self.step}: it differs by {self.relative:.1e} of its "
             f"norm, {self.share:,.3g} times what rounding explains.",
-            f"It is worst on rank {self.rank}, {self.where}." if self.where else f"It is worst on rank {self.rank}.",
+            f"It is worst on {place}.",
             self.pattern.sentence,
         ]
         return "\n".join([*lines, *self.notes])
