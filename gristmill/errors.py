@@ -13,7 +13,9 @@
     └── ConservationError   documents were lost: incoming and outgoing counts differ
 
 A message says what was expected, what was given and what to try. Command lines print it without a
-traceback. Violated invariants of the code are AssertionErrors, with a traceback.
+traceback, and end with exit code 2 for a UsageError: what was typed or configured cannot be, also where that shows only
+in the first records; with 1 for another: the command was right, and data, disk, memory or a store did not allow it.
+Violated invariants of the code are AssertionErrors, with a traceback.
 """
 
 import errno

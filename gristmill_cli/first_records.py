@@ -19,7 +19,7 @@ _WHOLE_TEXTS = {*FILE_FORMATS, *WEB_FORMATS}  # formats whose records have no fi
 
 
 def check_first_records(config: RunConfig) -> None:
-    """Raise InputError if the first table of a source has no column of texts; say it of a first file of JSON lines.
+    """Raise UsageError if the first table of a source has no column of texts; say it of a first file of JSON lines.
 
     For commands alone, as planning reads no document. Files in a bucket are not looked at, as they would be fetched
     for it, and neither are damaged ones, which a run leaves out. With --max_failed no file is, as a run survives one

@@ -19,6 +19,7 @@ from gristmill.errors import UsageError, require
 from gristmill.io.documents import DocKey, Document
 from gristmill.io.readers import read_corpus
 from gristmill.steps import Batch, DocumentStep, run_steps
+from gristmill.storage.files import is_folder
 from gristmill.wording import count_of
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig
@@ -38,7 +39,7 @@ _FIRST = 44  # characters of an example
 
 def preview(
     recipe: Positional[str],
-    corpus: Positional[Path],
+    corpus: Positional[Path | None] = None,
     documents: int = 1000,
     examples: int = 2,
     text_column: str = "text",
@@ -50,13 +51,17 @@ def preview(
     a rule, whatever the other rules say. Reads the whole corpus, and writes nothing.
 
     Args:
-        recipe: gopher, c4, fineweb, fineweb-en, fineweb2, or a TOML file of rules.
+        recipe: gopher, c4, fineweb, fineweb-en, fineweb2, or a TOML file of rules; or the TOML file of a run alone, for
+            its recipe on its corpus.
         corpus: A corpus folder or file, or the TOML file of a run, whose [sources] are read as the run reads them.
         documents: Size of the sample, drawn at random from the whole corpus.
         examples: Maximum number of documents to show for each rule.
         text_column: The column or field that holds the text.
         seed: Seed of the sample.
     """
+    if corpus is None:
+        corpus = Path(recipe)
+        recipe = _recipe_of_run(corpus)
     rules = load_recipe(recipe)
     if documents < 1:
         raise UsageError(f"--documents {documents}: expected 1 or more")
@@ -64,10 +69,37 @@ def preview(
     if corpus.suffix == ".toml":
         require(text_column == "text", f"--text_column has no effect with {corpus}, which names it: leave it out")
         found = _documents_of(load_config(RunConfig, ["--config", str(corpus)]))
-    sample, total = _sample(found, documents, seed)
+    try:
+        sample, total = _sample(found, documents, seed)
+    except UsageError as error:
+        if not is_folder(corpus):
+            raise
+        raise UsageError(
+            f"{error}. Where sources differ, give the TOML file of the run in place of {corpus}"
+        ) from error
     if not sample:
-        raise UsageError(f"{corpus} has no document to preview; give a corpus with documents")
+        raise UsageError(
+            f"{corpus} has no document to preview; give a corpus with documents, --text_column NAME if their text is "
+            "in another field, or the TOML file of a run in its place"
+        )
     return _report(rules, sample, total, examples)
+
+
+def _recipe_of_run(file: Path) -> str:
+    """Return the recipe that the TOML file of a run names. Raises UsageError, with what to type, if it names none."""
+    advice = f"expected RECIPE CORPUS, such as gristmill preview gopher corpus; {file} alone is"
+    if file.suffix != ".toml":
+        raise UsageError(f"{advice} no TOML file of a run")
+    try:
+        options = load_config(RunConfig, ["--config", str(file)])
+    except UsageError as error:
+        raise UsageError(f"{advice} no TOML file of a run that can be read ({error})") from error
+    scores = f", gristmill preview-scores {file} its scores" if options.scores else ""
+    require(
+        bool(options.recipe),
+        f"{file} names no recipe: gristmill preview gopher {file} shows what that would remove of its corpus{scores}",
+    )
+    return str(options.recipe)
 
 
 def preview_scores(config: Positional[Path], documents: int = 1000, examples: int = 2, seed: int = 1) -> Group:

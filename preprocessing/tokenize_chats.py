@@ -22,7 +22,7 @@ from gristmill.engine.staleness.outputs import reject_unknown_files
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import CorpusFile, Document, Reading, paths_of
+from gristmill.io.documents import CorpusFile, Document, Reading, paths_of, stem
 from gristmill.io.readers import read_documents
 from gristmill.io.token_masks import MASK, MASKS, MaskRecord, write_mask, write_masks
 from gristmill.io.token_shards import (
@@ -157,7 +157,7 @@ def list_chats(chats: Path, column: str = "messages") -> list[CorpusFile]:
         info = file_info(chats)
         if info is None:
             raise UsageError(f"{chats}: expected a file or a folder of chats, but there is none")
-        files = [CorpusFile(chats, chats.name, info.size)]
+        files = [CorpusFile(chats, f"{stem(chats.name)}/{chats.name}", info.size)]  # its source is named after it
     reading = Reading(message="{role}\n")
     return [CorpusFile(file.path, file.name, file.size, column, reading) for file in files]
 

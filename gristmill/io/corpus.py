@@ -35,6 +35,7 @@ from gristmill.storage.files import file_info, is_file, is_folder, reject_unknow
 METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, along with those of storage/files.py
 CACHE = "cache of Hugging Face datasets"
 ODD_NAME = "name that is no key"
+_EMPTY = "empty"  # of a file that is read, and has no document
 ASKED_FOR = {name: f".{name} (see --read_also)" for name in TEXT_FORMATS}
 ARC = {suffix: f"{suffix}, which is not WARC" for suffix in (".arc", ".arc.gz")}  # the format before
 _METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
@@ -65,10 +66,15 @@ class Corpus:
     unread: list[UnreadFile]
 
     def count_unread(self) -> Counts:
-        """Return counts of the files that are not read, per source and reason."""
+        """Return counts of the files that are not read, or in which nothing is, per source and reason."""
         counts = Counts({}, [])
         for file in self.unread:
             counts.add_unread_file(file.source, file.reason, file.size)
+        for readable in self.files:
+            name = parse_name(readable.name)
+            is_valid = name is not None and not name.compression and name.format not in TABLE_FORMATS
+            if not readable.size and is_valid:  # others are damaged
+                counts.add_unread_file(readable.source, _EMPTY, 0)
         return counts
 
 

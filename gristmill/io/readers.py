@@ -409,7 +409,7 @@ def _require_column(columns: list[str], part: Slice) -> None:
     for name in fields_named(part.text_column) if part.text_column not in columns else ():
         if name in columns or name.partition(".")[0] in columns:
             continue
-        raise InputError(
+        raise UsageError(
             f"{part.path} has no column {name!r}, only {', '.join(columns)}: "
             "give the name of the column that holds the text (--text_column)"
         )

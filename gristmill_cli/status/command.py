@@ -18,7 +18,7 @@ from gristmill.command import command
 from gristmill.engine.execution.progress import StepNote
 from gristmill.engine.execution.task_queue import StepManifest, TaskQueue
 from gristmill.engine.staleness.ledger import Ledger
-from gristmill.errors import InputError
+from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.paths import spell_urls
 from gristmill.storage.files import is_file, is_folder, list_folder, list_names, read_files
@@ -101,7 +101,7 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
         json: Print JSON.
     """
     if not is_folder(out):
-        raise InputError(f"{out}: there is no such folder. Give the --out of a run, or a stage's output folder")
+        raise UsageError(f"{out}: there is no such folder. Give the --out of a run, or a stage's output folder")
     report = find_status(out)
     if json:
         return Text(msgspec.json.encode(report).decode())

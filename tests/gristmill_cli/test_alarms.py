@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -98,18 +99,19 @@ def test_another_limit_is_read_without_a_stage_that_runs_again(config: RunConfig
     assert (config.out / "tokens/train/manifest.json").stat().st_mtime_ns == before
 
 
-def test_files_left_out_as_damaged_raise_an_alarm(tmp_path: Path) -> None:
+def test_files_left_out_as_damaged_raise_an_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """However few bytes they have: in the records, the card, and for --strict."""
     (tmp_path / "corpus" / "web").mkdir(parents=True)
     good = "".join(json.dumps({"text": text(40)}) + "\n" for _ in range(30))
     (tmp_path / "corpus/web/a.jsonl").write_text(good)
-    for name in ("b.parquet", "c.jsonl.zst"):
+    for name in ("b.parquet", "c.jsonl.zst", "d.jsonl"):  # an empty file of lines is none, and is noted
         (tmp_path / "corpus/web" / name).write_bytes(b"")
     config = RunConfig(
         tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(5), mix=Mix(holdout=0.1), max_malformed=0.1,
         tokenizer=Tokenizer(vocab_size=300, exact=False),
     )  # fmt: skip
     run(config)
+    assert re.search(r"normalize_text: 30 read .* files not read: .*1 empty", capsys.readouterr().err)
     alarm = "2 damaged files left out: web/b.parquet ("
     assert json.loads((config.out / FUNNEL_FILE).read_text())["warnings"][0].startswith(alarm)
     card(config.out)

@@ -1,12 +1,14 @@
 """--recipe: the page's commands, a run whose funnel has each rule, and shards that write the same bytes."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -17,6 +19,7 @@ from gristmill_cli.run import run
 from gristmill_cli.run_config import Filter, Mix, RunConfig, Tokenizer
 from tests.gristmill_cli.corpus import ROOT, make_corpus, tree
 from tests.gristmill_cli.documentation import commands, shell
+from tests.gristmill_cli.in_process import gristmill
 from tests.patience import patience
 
 RECIPE = "words = { min = 20, max = 150 }\n"
@@ -99,6 +102,34 @@ def test_preview_reads_the_sources_of_a_run(tmp_path: Path) -> None:
     console.print(preview("gopher", file))
     said = console.export_text()
     assert said.startswith("2 of 2 documents: 2 removed") and "own/a.jsonl@0" in said
+
+
+def test_preview_of_the_file_of_a_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the recipe, or the sentence says what to type."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.jsonl").write_text('{"text": "one two"}\n{"text": "three"}\n')
+    pq.write_table(pa.table({"body": ["one"]}), tmp_path / "raw/b.parquet")
+    file = tmp_path / "run.toml"
+    file.write_text("corpus = 'raw'\nout = 'out'\n[sources.own]\npath = 'a.jsonl'\n")
+    said = gristmill("preview", "run.toml")
+    assert said.returncode == 2
+    assert "run.toml names no recipe: gristmill preview gopher run.toml shows" in said.stderr
+    file.write_text(f"recipe = 'gopher'\n{file.read_text()}")
+    done = gristmill("preview", "run.toml")
+    assert done.returncode == 0 and "2 of 2 documents: 2 removed" in done.stdout, done.stderr
+    rules = tmp_path / "rules.toml"
+    rules.write_text("words = { min = 2 }\n")
+    for words, expected in (
+        (
+            ["rules.toml"],
+            "expected RECIPE CORPUS, such as gristmill preview gopher corpus; rules.toml alone is no TOML",
+        ),
+        (["gopher"], "expected RECIPE CORPUS, such as gristmill preview gopher corpus; gopher alone is no TOML file"),
+        (["rules.toml", "raw"], "has no column 'text', only body: .* give the TOML file of the run in place of raw"),
+    ):
+        said = gristmill("preview", *words)
+        assert said.returncode == 2 and re.search(expected, said.stderr), said.stderr
 
 
 def test_the_commands_of_the_page(config: RunConfig, tmp_path: Path) -> None:

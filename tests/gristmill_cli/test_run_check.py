@@ -413,7 +413,7 @@ def test_a_table_without_the_column_of_texts_is_refused_before_anything_is_writt
     command = ["--corpus", str(corpus), "--out", str(out), "--normalize.read_also", "csv"]
     for more in ([], ["--dry_run"]):
         code, message = exit_of([*command, *more], capsys)
-        assert code == 1 and f"wiki/w.{suffix} has no column 'text', only content, id" in message
+        assert code == 2 and f"wiki/w.{suffix} has no column 'text', only content, id" in message
         assert not out.exists()
     check_run(RunConfig(corpus, out, normalize=Normalize(read_also=("csv",))))  # planning reads no document
     shutil.rmtree(corpus / "wiki")

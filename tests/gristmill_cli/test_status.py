@@ -19,7 +19,7 @@ from rich.console import Console
 
 from gristmill.engine.execution.call import Call
 from gristmill.engine.execution.task_queue import Failure, Heartbeat, ProcessState, StepManifest, TaskQueue
-from gristmill.errors import InputError
+from gristmill.errors import InputError, UsageError
 from gristmill.storage.files import read_file
 from gristmill.storage.lock import Lease, stage_lock
 from gristmill_cli.status.command import stages_of_run, status
@@ -91,7 +91,7 @@ def test_a_stage_without_shards_is_told(tmp_path: Path) -> None:
         assert f"upper in {tmp_path}/dup: working; 1 task done in this run of the stage" in told(tmp_path)
     assert told(tmp_path / "dup") == "nothing is running here"
     assert told(tmp_path).endswith(f"here {tmp_path} is neither the --out of a run nor the output folder of a stage")
-    with pytest.raises(InputError, match="there is no such folder"):
+    with pytest.raises(UsageError, match="there is no such folder"):
         status(tmp_path / "none")
 
 

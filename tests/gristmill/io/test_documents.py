@@ -139,7 +139,7 @@ def test_a_saved_hugging_face_data_set_is_a_corpus(tmp_path: Path) -> None:
 
 def test_a_table_without_text_says_what_it_has(tmp_path: Path) -> None:
     pa.parquet.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"no column 'text', only body"):
+    with pytest.raises(UsageError, match=r"no column 'text', only body"):
         read_all(tmp_path)
 
 

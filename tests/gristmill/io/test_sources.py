@@ -82,7 +82,7 @@ def test_a_record_without_the_inner_text_is_malformed(tmp_path: Path, record: di
 @pytest.mark.parametrize("column", ["body.text", "{title} {body.text}"])
 def test_a_table_without_the_outer_column_says_what_it_has(tmp_path: Path, column: str) -> None:
     write(tmp_path / "a.parquet", {"title": "a"})
-    with pytest.raises(InputError, match=r"has no column 'body.text', only title: give .*--text_column"):
+    with pytest.raises(UsageError, match=r"has no column 'body.text', only title: give .*--text_column"):
         list(read_corpus(tmp_path, text_column=column))
 
 
