@@ -94,7 +94,8 @@ class ExternalSorter:
 
     def _merge(self) -> Iterator[NDArray]:
         """Merge block by block: all records up to the smallest of the current blocks' last records can be yielded."""
-        size = max(_MIN_BLOCK, self.capacity // len(self._runs))
+        # What is sorted of the blocks is in memory besides them, so that there is a copy more.
+        size = max(_MIN_BLOCK, self.capacity * _COPIES // ((_COPIES + 1) * len(self._runs)))
         runs = [_Run(path, self.dtype, size) for path in self._runs]
         while True:
             runs = [run for run in runs if run.fill()]

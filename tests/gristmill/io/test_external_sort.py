@@ -1,5 +1,7 @@
 """External sort: the same order in memory and with runs on disk."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -53,6 +55,30 @@ def test_writes_runs_and_removes_them(tmp_path) -> None:
     assert max(map(len, blocks)) < count // 5
     assert np.concatenate(blocks)["major"].tolist() == list(range(count))
     assert not (tmp_path / "runs").exists()
+
+
+SHORT = np.dtype([("group", "<u4"), ("score", "<f4")])
+DIGEST = np.dtype([("digest", "S16")])
+
+
+@pytest.mark.parametrize("dtype", [TRIPLE, SHORT, DIGEST], ids=["triple", "short", "digest"])
+def test_takes_the_memory_that_it_is_given(tmp_path, dtype: np.dtype) -> None:
+    memory = 4 << 20
+    count = 8 * memory // dtype.itemsize
+    step = 1 << 12  # records that the caller has at a time
+    chance = np.random.default_rng(1)
+    tracemalloc.start()
+    try:
+        with ExternalSorter(tmp_path / "runs", dtype, dtype.names or (), memory) as sorter:
+            for _ in range(0, count, step):
+                sorter.add(np.frombuffer(chance.bytes(step * dtype.itemsize), dtype))
+            assert len(list((tmp_path / "runs").iterdir())) > 16
+            for block in sorter:
+                del block
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert memory / 2 < peak < memory + (1 << 19)  # the caller's own records, and Python's objects
 
 
 def test_removes_the_runs_of_a_killed_process(tmp_path) -> None:
