@@ -4,7 +4,6 @@ Documents → text digests, partitioned by range → sorted, equal digests are c
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +11,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import pyarrow as pa
 
-from dedup.candidates.digest_join import join_digests, sorted_records
+from dedup.candidates.digest_join import digest_groups, join_digests, sorted_records
 from dedup.candidates.document_ids import SourceRuns
 from dedup.candidates.exact_copies import (
     COPY,
@@ -33,7 +32,7 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.facts import count_files, list_facts, plan_facts, without_vectors
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import StageRun, open_stage
-from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
+from gristmill.engine.slices import cut_raw_corpus, group_slices
 from gristmill.engine.staleness.ledger import Ledger, run_name
 from gristmill.engine.staleness.outputs import reject_overlapping_folders
 from gristmill.engine.task import FileSet, Stage, Task
@@ -91,14 +90,7 @@ def generate_exact_pairs(
         if done is not None:
             return run.finish(done)
         slices = cut_raw_corpus(run, files)
-
-        def digest(groups: list[SliceGroup]) -> Iterator[Task]:
-            for group in groups:
-                output = run.work / "digests" / f"{group[0].label}.bin"
-                given = {"on": on, "scope": scope, "output": output}
-                yield Task.on_slices(group, digest_slices, given, (output,))
-
-        digested = read_slices(run, "digests", slices, digest)
+        digested = digest_groups(run, "digests", slices, digest_slices, {"on": on, "scope": scope})
         digested.counts.check_malformed(STAGE.name, options.max_malformed)
         groups = group_slices(slices)
         sources = SourceRuns.of([group[0].name for group in groups])

@@ -4,7 +4,6 @@ Documents → digests of their units → sorted, equal ones are repeats → docu
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 from tyro.conf import Positional
 
-from dedup.candidates.digest_join import join_digests
+from dedup.candidates.digest_join import digest_groups, join_digests
 from dedup.candidates.input_shards import Scope
 from dedup.candidates.repeated_units import (
     EMPTIED,
@@ -23,7 +22,7 @@ from dedup.candidates.repeated_units import (
     digest_units,
     join_units,
     split_repeats,
-    write_without,
+    write_without_repeats,
 )
 from dedup.candidates.text_units import TextUnit
 from gristmill.command import command
@@ -31,7 +30,7 @@ from gristmill.counts import CHANGED, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
 from gristmill.engine.run import StageRun
-from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
+from gristmill.engine.slices import cut_raw_corpus, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import require
 from gristmill.io.documents import CorpusFile
@@ -87,7 +86,7 @@ def remove_lines(
         joined = {"least": least, "keep": keep, "count_by": count_by}
         repeats = _find_repeats(run, files, digested, joined)
         done = rewrite_corpus(
-            run, "write", files, targets, write_without, {"unit": unit}, table=table,
+            run, "write", files, targets, write_without_repeats, {"unit": unit}, table=table,
             of_group=lambda group: {"repeats": repeats[group[0].label]},
         )  # fmt: skip
         counts = run.finish(done.counts)
@@ -116,13 +115,7 @@ def _find_repeats(
 ) -> dict[str, Path]:
     """Run the steps that find the repeats, given arguments of two of them; return each group's file, by its label."""
     slices = cut_raw_corpus(run, files)
-
-    def digest(groups: list[SliceGroup]) -> Iterator[Task]:
-        for group in groups:
-            output = run.work / "digests" / f"{group[0].label}.bin"
-            yield Task.on_slices(group, digest_units, {**arguments, "output": output}, (output,))
-
-    digested = read_slices(run, "digests", slices, digest)
+    digested = digest_groups(run, "digests", slices, digest_units, arguments)
     groups = group_slices(slices)
     repeats, _ = join_digests(run, digested, GROUP_UNIT, "repeats", join_units, join_arguments)
     outputs = tuple(run.work / "repeats" / f"{group[0].label}.bin" for group in groups)

@@ -4,7 +4,6 @@ Documents → digests of their blocks → sorted, equal ones repeat, and of some
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 from tyro.conf import Positional
 
-from dedup.candidates.digest_join import join_digests
+from dedup.candidates.digest_join import digest_groups, join_digests
 from dedup.candidates.exact_copies import RowLocator
 from dedup.candidates.repeated_spans import (
     EMPTIED,
@@ -37,7 +36,7 @@ from gristmill.counts import CHANGED, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.rewriting import OutputFormat, open_rewriting, rewrite_corpus
 from gristmill.engine.run import StageRun
-from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import require
 from gristmill.io.documents import CorpusFile
@@ -143,14 +142,7 @@ def _find_spans(
 ) -> _Spans:
     """Run the steps that find the repeated spans."""
     slices = cut_raw_corpus(run, files)
-
-    def digest(groups: list[SliceGroup]) -> Iterator[Task]:
-        for group in groups:
-            output = run.work / "blocks" / f"{group[0].label}.bin"
-            given = {"size": size, "leave_alone": leave_alone, "output": output}
-            yield Task.on_slices(group, digest_blocks, given, (output,))
-
-    digested = read_slices(run, "blocks", slices, digest)
+    digested = digest_groups(run, "blocks", slices, digest_blocks, {"size": size, "leave_alone": leave_alone})
     groups = group_slices(slices)
     spans = _Spans(groups, digested.values(list[int]), [file.name for file in files], run.work)
     memory = run.options.memory_bytes

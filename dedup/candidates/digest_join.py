@@ -1,11 +1,11 @@
 """Digest join: units of a corpus with equal digests meet in one task, within a worker's memory.
 
-Tasks of a stage digest the units of each group of slices: a file of records with a digest and the unit's place in the
-group. `join_digests` runs two steps: the first writes the records of a bundle of groups to a file for each range of
-digests; the stage's own tasks then sort one range each.
+Tasks of a stage digest the units of each group of slices (`digest_groups`): a file of records with a digest and the
+unit's place in the group. `join_digests` runs two steps: the first writes the records of a bundle of groups to a file
+for each range of digests; the stage's own tasks then sort one range each.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from gristmill.batches import partition_of
 from gristmill.engine.run import StageRun
+from gristmill.engine.slices import SliceGroup, read_slices
 from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Task
+from gristmill.io.documents import Slice
 from gristmill.io.external_sort import MAX_SCATTERED, ExternalSorter, read_records, scatter_records
 
 DIGEST = [("high", "<u8"), ("low", "<u8")]  # first fields of a record
@@ -28,6 +30,22 @@ _MIN_BUNDLE = 16  # groups that one task scatters, or more: as many as there are
 def with_group(record: np.dtype) -> np.dtype:
     """Return the dtype of records of a corpus, given that of a group's: with the field `group`, its number."""
     return np.dtype([*record.descr, ("group", "<u4")])
+
+
+def digest_groups(
+    run: StageRun, step: str, slices: Sequence[Slice], function: Callable, arguments: dict[str, Any]
+) -> StepResult:
+    """Run a step whose tasks, one for each group of slices, write the records of the group to a file.
+
+    `function` is the task, called with `arguments`, `group` and `output`.
+    """
+
+    def plan(groups: list[SliceGroup]) -> Iterator[Task]:
+        for group in groups:
+            output = run.work / step / f"{group[0].label}.bin"
+            yield Task.on_slices(group, function, {**arguments, "output": output}, (output,))
+
+    return read_slices(run, step, slices, plan)
 
 
 def join_digests(

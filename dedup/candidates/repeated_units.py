@@ -1,7 +1,8 @@
 """Repeated lines or paragraphs of a corpus: found by a sorted join of their digests, then left out of the documents.
 
 `digest_units` writes the digest of each unit of a group of slices; `join_units` sorts one range of digests of all
-groups and writes the units that are repeats; `split_repeats` gives each group its own; `write_without` leaves them out.
+groups and writes the units that are repeats; `split_repeats` gives each group its own; `write_without_repeats` leaves
+them out.
 A unit is named by its group and its number there, counted over the documents in order.
 """
 
@@ -184,7 +185,9 @@ def split_repeats(found: FileSet, outputs: tuple[Path, ...], memory: int) -> Non
 
 
 @leaves_out_damaged
-def write_without(group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, repeats: Path, rows: Path) -> Result:
+def write_without_repeats(
+    group: SliceGroup, outputs: tuple[Path, ...], unit: TextUnit, repeats: Path, rows: Path
+) -> Result:
     """Task: write the documents of each slice without their repeats, and a table of what each lost.
 
     The value is how many units went, and out of how many documents.
