@@ -25,10 +25,11 @@ from gristmill.storage.files import exists, remove_files, remove_partial_files, 
 from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
 from gristmill_cli.alarms import check_strict, find_alarms
+from gristmill_cli.documents.last_list import note_list, warn_of_missing_lines
 from gristmill_cli.first_records import check_first_records
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config, check_output, options_as_typed
-from gristmill_cli.run_config import RunConfig, recorded_options
+from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import (
     changed_settings,
     choose_stages,
@@ -39,6 +40,7 @@ from gristmill_cli.run_records import (
     remove_record,
     save_record,
 )
+from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.pipeline import FIRST_STAGE, context_of, plan_stages
 from gristmill_cli.stages.spec import StageSpec
 from gristmill_cli.used_up import find_skipped, outside_files, remove_used
@@ -86,7 +88,7 @@ def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], No
     stages = plan_stages(config)
     first, end = choose_stages(config, stages)
     check_output(config)  # another process may have written there since
-    _note_list_left_out(config)
+    warn_of_missing_lines(config)
     _record_config(config)
     note_versions(config, stages[first:end])
     if config.explain or config.explain_tasks:
@@ -120,6 +122,8 @@ def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], No
         its = list(find_alarms(config, stage.name, found))
         outside = outside_files(config, stage) if config.remove_used else ""
         save_record(config, stage, found, round(seconds, 3), earlier_records[stage.name], its, outside)
+        if stage.name == DecideMix.name:
+            note_list(config)
         alarms += its
         shown = at_folder(its, out)
         check_strict(config, stage.name, shown)
@@ -232,18 +236,6 @@ def _work_of(config: RunConfig) -> str:
     """Return all options of a run that change bytes, as JSON."""
     options = _options_of(config) | {"corpus": str(resolved(config.corpus)), "out": str(resolved(config.out))}
     return msgspec.json.encode({name: value for name, value in options.items() if name not in OWN_OPTIONS}).decode()
-
-
-def _note_list_left_out(config: RunConfig) -> None:
-    """Warn of documents that a list of the last run kept or dropped, and this run has no list."""
-    earlier = recorded_options(config.out).get("keep_list")
-    if earlier and config.keep_list is None:
-        print(
-            f"warning: the last run here had --keep_list {earlier}, and this one has none: documents that it took down "
-            f"are in the mix again. Give it again, or write keep_list = {str(earlier)!r} in the file of the run",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def _record_config(config: RunConfig) -> None:
