@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill_cli.documents.trace import Tracer
+from gristmill_cli.documents.tracer import Tracer
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Filter, Mix, RunConfig
 from tests.gristmill_cli.corpus import write_records
@@ -66,7 +66,9 @@ def test_lines_that_are_gone_from_a_list_are_warned_of(tmp_path: Path, capsys: p
     assert kept.read_text() == f"{lines.replace('drop', 'gone')}drop web/a.jsonl@5\n"
     assert not said_of("")
     assert not said_of(lines)
-    assert f"{listed} lacks 1 line of the list that the last run here had: `{second}`;" in said_of(f"{first}\n{third}\n")
+    assert f"{listed} lacks 1 line of the list that the last run here had: `{second}`;" in said_of(
+        f"{first}\n{third}\n"
+    )
     assert not said_of(f"{first}\ngone sha256:{'0' * 32}{third.partition('sha256:')[2][32:]}\n")
     run(replace(config, keep_list=None))
     said = capsys.readouterr().err
