@@ -84,7 +84,6 @@ class StepRecorder(Plugin):
     def _record_perturbed(self, run: ReferenceRun, batch: TokenBatch, scale: float) -> None:
         """Record a forward and backward pass with noise, and forget its gradients."""
         with self._record(run) as recorder:
-            write_initial_weights(recorder, self.model)
             self.model.forward_backward(batch, scale)
             write_gradients(recorder, self.model, self.trainer.stability.scale)
         self.trainer.optimizer.zero_grad()

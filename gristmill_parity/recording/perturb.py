@@ -24,7 +24,7 @@ class Perturb:
 
 
 _NUMBERS = 1 << 20
-"""Random numbers that are drawn for a run: a tensor has those from a random one on, which costs less than new ones."""
+"""Random numbers that are drawn for a run: a tensor takes some of them, which costs less than new ones."""
 
 
 class Noise:
@@ -40,11 +40,11 @@ class Noise:
         """Return `x` with each element off by up to half an epsilon."""
         wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
         numbers = self._numbers(wide.device, wide.dtype)
-        start = int(torch.randint(_NUMBERS, (), generator=self._generator))
-        end = start + wide.numel()
-        if end > _NUMBERS:
-            numbers = numbers.repeat(end // _NUMBERS + 1)
-        noise = numbers[start:end].view(wide.shape)
+        count = wide.numel()
+        if count > _NUMBERS:
+            numbers = numbers.repeat(count // _NUMBERS + 1)
+        start = int(torch.randint(len(numbers) - count + 1, (), generator=self._generator))
+        noise = numbers[start : start + count].view(wide.shape)
         return torch.addcmul(wide, wide, noise, value=self._scale).to(x.dtype)
 
 

@@ -130,7 +130,8 @@ _TRUTH: dict[str, tuple[str, str, str]] = {
     "experts_counted_twice_over_data_parallelism": (
         "blocks.*.mlp.experts.*.weight gradient", "factor", "expert_replicate",
     ),
-    "norm_without_experts": ("* weight", "other|noise", "ep|dp|replicate"),
+    # too small a norm clips less
+    "norm_without_experts": ("* state exp_avg", "factor", "ep|dp|replicate"),
     "shared_key_not_rotated": (_ATTENTION, "other", ""),
     "sinks_left_out": (_ATTENTION, "other", ""),
     "biases_of_experts_added_by_every_rank": ("blocks.*.mlp.experts.down.bias own gradient|" + _MLP, "factor", "tp"),
