@@ -75,7 +75,9 @@ def write_initial_weights(recorder: Recorder, model: ParallelModel) -> None:
 def write_gradients(recorder: Recorder, model: ParallelModel, loss_scale: float) -> None:
     """Record the complete gradients of the shards that this rank updates."""
     gradients = held_values({p.name: p.local.grad for p in model.params})
-    recorder.after_backward({name: gradient / loss_scale for name, gradient in gradients.items()})
+    if loss_scale != 1:
+        gradients = {name: gradient / loss_scale for name, gradient in gradients.items()}
+    recorder.after_backward(gradients)
 
 
 def write_update(recorder: Recorder, model: ParallelModel, optimizer: Optimizer) -> None:

@@ -32,8 +32,7 @@ from gristmill_parity.recording import (
 from gristmill_parity.recording.compare import _share_of_rows
 from gristmill_parity.recording.files import Key, Recording, Writer
 from gristmill_parity.recording.perturb import reference_runs
-from gristmill_parity.recording.placement import compress_indices, expand_runs, piece_of
-from gristmill_parity.recording.sketch import sketch_of
+from gristmill_parity.recording.placement import piece_of
 
 SEQUENCES, TOKENS, WIDTH = 4, 6, 8
 Change = Callable[[int, str, Tensor], Tensor]
@@ -448,46 +447,6 @@ def test_a_placement_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         record(model, tmp_path, layout=layout),
     ):
         pass
-
-
-# Pieces and sketches
-
-
-def test_runs_of_indices_are_compact_and_exact() -> None:
-    for indices in ([], [3], [0, 1, 2], [1, 3, 5], [0, 1, 6, 7], [2, 5, 6, 9], [0, 2, 3]):
-        runs = compress_indices(np.array(indices, dtype=np.int64))
-        assert expand_runs(runs).tolist() == indices
-    assert compress_indices(np.arange(1, 100, 4)) == ((1, 98, 4),)
-
-
-@pytest.mark.parametrize("order", ["chunks", "interleaved", "zigzag"])
-def test_a_tensors_sketch_is_the_sum_of_its_pieces(order: str) -> None:
-    whole = torch.randn(8, 12, 5, dtype=torch.float64)
-    kind = Shard(1, order)  # type: ignore[arg-type]
-    total = np.zeros(16)
-    seen = torch.zeros(8, 12, 5)
-    for rank in range(3):
-        for outer in range(2):
-            axes = {"a": (rank, 3), "b": (outer, 2)}
-            rows = [torch.arange(12).chunk(6)[chunk] for chunk in (rank, 5 - rank)]
-            own = {
-                "chunks": torch.arange(12).chunk(3)[rank],
-                "interleaved": torch.arange(12)[rank::3],
-                "zigzag": torch.cat(rows),
-            }[order]
-            part = whole[4 * outer : 4 * outer + 4][:, own]
-            values, piece = piece_of(part, {"b": Shard(0), "a": kind}, axes)
-            assert piece.shape == (8, 12, 5) and piece.indices()[1].tolist() == own.tolist()
-            seen[np.ix_(*piece.indices())] += 1
-            total += sketch_of(values, piece.index, piece.shape)
-    assert bool((seen == 1).all())
-    everywhere = [((0, size, 1),) for size in whole.shape]
-    expected = sketch_of(whole, everywhere, whole.shape)
-    np.testing.assert_allclose(total, expected, rtol=1e-10)
-    other = whole.clone()
-    other[3, 4, 2] += 0.5
-    off = sketch_of(other, everywhere, whole.shape) - expected
-    assert 0.1 < np.linalg.norm(off) / 4 < 2.0
 
 
 def test_the_library_imports_torch_and_numpy_alone() -> None:
