@@ -1,5 +1,6 @@
 """Recordings locate faults in trainers that others wrote, two of them reported in public; right runs differ nowhere."""
 
+import ast
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import gristmill_parity.recording
 from gristmill_parity.recording import compare, reference_runs
 from tests.training.parity import other_trainers
 from tests.training.test_cluster import free_port
@@ -123,6 +125,19 @@ def test_torch_and_numpy_are_enough(tmp_path: Path) -> None:
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert shown.strip().splitlines()[2] in outputs[0]
     assert all(f"from {tmp_path}" in output for output in outputs)
+
+
+def test_the_library_imports_torch_and_numpy_alone() -> None:
+    code = (
+        "import sys; import torch, numpy; before = set(sys.modules); import gristmill_parity.recording; "
+        "print({name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = ast.literal_eval(done.stdout)
+    of_torch = {"torch", "sympy", "mpmath", "typing_extensions"}
+    standard = set(sys.stdlib_module_names) | {"numpy", "gristmill_parity"} | of_torch
+    assert loaded - standard <= set(), loaded - standard
+    assert gristmill_parity.recording.__all__
 
 
 def _example() -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What a recording keeps of a tensor: sketches of pieces add up, values are read as they were; and noise of rounding."""
+"""What a recording keeps of a tensor: sketches whose pieces add up, values as they were. And the noise of rounding."""
 
 from itertools import pairwise
 from pathlib import Path
