@@ -1,6 +1,5 @@
 """Perturb: noise of the size of a precision's rounding, whose effect on each tensor is the tensor's tolerance."""
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,29 +22,18 @@ class Perturb:
     seed: int
 
 
-_NUMBERS = 1 << 20
-"""Random numbers that are drawn for a run: a tensor takes some of them, which costs less than new ones."""
-
-
 class Noise:
     """The noise of one run."""
 
     def __init__(self, perturb: Perturb) -> None:
         self._scale = EPSILON[perturb.precision] / 2
         self._generator = torch.Generator().manual_seed(perturb.seed)
-        numbers = torch.rand(_NUMBERS, generator=self._generator, dtype=torch.float64).mul_(2).sub_(1)
-        self._numbers = functools.cache(numbers.to)
 
     def rounded(self, x: Tensor) -> Tensor:
         """Return `x` with each element off by up to half an epsilon."""
-        wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        numbers = self._numbers(wide.device, wide.dtype)
-        count = wide.numel()
-        if count > _NUMBERS:
-            numbers = numbers.repeat(count // _NUMBERS + 1)
-        start = int(torch.randint(len(numbers) - count + 1, (), generator=self._generator))
-        noise = numbers[start : start + count].view(wide.shape)
-        return torch.addcmul(wide, wide, noise, value=self._scale).to(x.dtype)
+        noise = torch.rand(x.shape, generator=self._generator, dtype=torch.float64).mul_(2).sub_(1)
+        exact = x.double() * (1 + self._scale * noise).to(x.device)
+        return exact.to(x.dtype)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ _TRUTH: dict[str, tuple[str, str, str]] = {
         "blocks.*.mlp.experts.*.weight gradient", "factor", "expert_replicate",
     ),
     # too small a norm clips less
-    "norm_without_experts": ("* state exp_avg", "factor", "ep|dp|replicate"),
+    "norm_without_experts": ("* state *", "factor", "ep|dp|replicate"),
     "shared_key_not_rotated": (_ATTENTION, "other", ""),
     "sinks_left_out": (_ATTENTION, "other", ""),
     "biases_of_experts_added_by_every_rank": ("blocks.*.mlp.experts.down.bias own gradient|" + _MLP, "factor", "tp"),
