@@ -16,7 +16,7 @@ class RecordConfig:
     steps: tuple[int, ...] = ()
     """Steps whose tensors are recorded in out_dir/recordings, for gristmill check: of every module the inputs, outputs
     and their gradients, of every parameter the gradient, the weight and the moments. A recorded step takes about twice
-    as long, and the first of a start, which measures rounding, about ten times."""
+    as long, and the first of a start, which measures rounding, ten to twenty times."""
     keep: tuple[str, ...] = ()
     """Patterns of the tensors whose values are kept, such as "blocks.0.* output"; of the others there are sketches. By
     default all of a model whose part on a rank has up to 32 MiB of parameters, and none of a larger one."""
