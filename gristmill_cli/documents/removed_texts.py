@@ -39,6 +39,14 @@ def removed_documents(config: RunConfig, keys: Iterable[DocKey]) -> dict[DocKey,
     return found
 
 
+def read_raw_document(config: RunConfig, key: DocKey) -> Document | None:
+    """Return a document of the raw corpus, None if its file is not there."""
+    for file in scan_inputs(config, config.corpus).files:
+        if file.name == key.file:
+            return next(iter(_read_rows(file, [key.row])), None)
+    return None
+
+
 def _read_rows(file: CorpusFile, rows: list[int]) -> list[Document]:
     with local_copies([file.path]) as (copy,):
         (whole,) = slices_at(replace(file, path=copy), ONE_SLICE)

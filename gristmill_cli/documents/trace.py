@@ -113,7 +113,10 @@ def _tables(name: str, ways: list[Way] | UsageError) -> Group:
     shown = list[Table | Text]()
     for way in ways:
         shown.append(_table(way.title, way.fates))
-        shown += [Text(line) for fate in way.fates for line in fate.lines]  # not in a table, which breaks long lines
+        lines = [line for fate in way.fates for line in fate.lines]
+        if lines and len(ways) > 1:  # lines of all would take down documents that were not meant
+            lines = [f"{name} is the key of {len(ways)} documents: for the line, trace {way.title} with --lines true"]
+        shown += map(Text, lines)  # not in a table, which breaks long lines
     return Group(*shown)
 
 
@@ -148,9 +151,11 @@ def _print_lines(tracer: Tracer, asked: Sequence[_Asked]) -> None:
         ways = found.get(one.name)
         new = [line for way in ways for line in way.take_down] if isinstance(ways, list) else []
         if one in stale:
-            renewed += bool(new)
-            gone += not new
-            new = new or [one.line.strip().replace(DROP, GONE, 1)]
+            is_there = any(line.startswith(DROP) for line in new)
+            renewed += is_there
+            gone += not is_there
+            if not is_there:  # a text that a rule removes now may come back in this form or in the other
+                new.insert(0, one.line.strip().replace(DROP, GONE, 1))
         elif one.listed or not one.name:
             new = [one.line]
         elif isinstance(ways, UsageError):

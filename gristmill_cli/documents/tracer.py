@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gristmill.counts import HELD_OUT, SKIPPED, Counts
+from gristmill.counts import FAILED, HELD_OUT, MALFORMED, SKIPPED, WORKER_DIED, Counts
 from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import DamagedFile, InputError, UsageError
 from gristmill.io.documents import ONE_SLICE, DocKey, slices_at
@@ -22,6 +22,7 @@ from gristmill.wording import count_of
 from gristmill_cli.documents.document_scores import describe_scores
 from gristmill_cli.documents.duplicates import DUPLICATES
 from gristmill_cli.documents.id_search import IdSearch
+from gristmill_cli.documents.removed_lines import describe_removed, line_of_document, line_of_raw_document
 from gristmill_cli.documents.table_cache import TableCache
 from gristmill_cli.documents.takedown import describe_takedown, line_of
 from gristmill_cli.run_check import scan_inputs
@@ -54,6 +55,7 @@ class RawRecord:
     written: DocKey | None
     outcome: str
     is_skipped: bool = False  # of a web archive: it is no document, and has the key of the next one
+    is_readable: bool = True  # a document on which no process died
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,8 @@ class Tracer:
         way = Way(str(record.raw), fates)
         key = record.written
         if key is None:
+            if record.is_readable:
+                self._add_line(way, line_of_raw_document(self.config, record.raw, name or str(record.raw)))
             return way
         if self.config.apply.function:
             failed = failed_path(self.out / ApplyFunction.output)
@@ -171,12 +175,19 @@ class Tracer:
             return way
         for stage in self.cleaning:
             if load_record(self.out, stage.name):
-                key, outcome = self._after(stage, key)
+                after, outcome = self._after(stage, key)
                 fates.append(Fate(stage.name, outcome))
-                if key is None:
+                if after is None:
+                    self._add_line(way, line_of_document(self.config, stage, key, name or str(record.raw)))
                     return way
+                key = after
         self._follow_mixed(way, key, name or str(record.raw))
         return way
+
+    def _add_line(self, way: Way, line: str) -> None:
+        """Add to the way of a document that was removed the line that keeps it out; '' if none does."""
+        way.take_down = (line,) if line else ()
+        way.fates.append(Fate("--keep_list", *describe_removed(self.config.keep_list, line)))
 
     def _by_key(self, key: DocKey, is_raw: bool, is_mixed: bool, name: str = "") -> Iterator[Way]:
         """Yield the ways of the records with this key: in the raw corpus, or in what was mixed of it, or in both."""
@@ -398,8 +409,10 @@ def _to_record(row: dict[str, Any]) -> RawRecord:
         return RawRecord(raw, key, f"kept as {key}{changed}")
     value = "" if row["value"] is None else f" ({row['value']:.4g})"
     detail = f", {row['detail']}" if row["detail"] else ""
-    is_skipped = row["reason"].startswith(f"{SKIPPED}: ")
-    return RawRecord(raw, None, f"removed: {row['reason']}{value}{detail}", is_skipped)
+    reason = row["reason"]
+    is_skipped = reason.startswith(f"{SKIPPED}: ")
+    is_readable = not is_skipped and not reason.startswith(f"{MALFORMED}: ") and reason != f"{FAILED}: {WORKER_DIED}"
+    return RawRecord(raw, None, f"removed: {reason}{value}{detail}", is_skipped, is_readable)
 
 
 def _losses(out: Path, stage: StageSpec) -> Path:

@@ -82,9 +82,9 @@ class KeepList:
         return np.unique(np.array([text.digest for text in self.texts], DIGEST))
 
 
-def describe_text(digest: bytes, name: str) -> str:
+def describe_text(digest: bytes, name: str, word: str = DROP) -> str:
     """Return the line that drops each document with a text, given the digest of that and a name of one."""
-    return f"{DROP} sha256:{digest.ljust(DIGEST.itemsize, bytes(1)).hex()} {name}"
+    return f"{word} sha256:{digest.ljust(DIGEST.itemsize, bytes(1)).hex()} {name}"
 
 
 def parse_text_line(line: str, number: int = 0) -> ListedText | None:

@@ -182,6 +182,14 @@ class Recipe:
                 measures = measures.of(changed)
         return RuleDecision(measures.text, replaced=replaced)
 
+    def rewrite(self, text: str, label: str = "", score: float = 1.0) -> str:
+        """Return what the text becomes if no rule removes the document."""
+        steps = self.rules_for(text, label, score)[0]
+        for step in self.steps if steps is None else steps:
+            if not isinstance(step, Bounds):
+                text, _ = step.rewrite(text)
+        return text
+
     def rules_for(
         self, text: str, label: str = "", score: float = 1.0
     ) -> tuple[tuple[Step, ...] | None, NDArray[np.uint64] | None, str, float]:

@@ -58,6 +58,15 @@ class RecipeRules(DocumentStep):
             facts=replaced,
         )
 
+    def rewrite(self, batch: Batch) -> list[str]:
+        """Return what the texts become if no rule removes the documents."""
+        recipe, _ = _parsed(self.content, tuple(sorted(self.lists.items())))
+        texts = list[str]()
+        for number, text in enumerate(batch.texts):
+            label, score = recipe.language_of(partial(batch.read_field, number))
+            texts.append(recipe.rewrite(text, label, score))
+        return texts
+
 
 @lru_cache(maxsize=1)
 def _parsed(content: str, lists: tuple[tuple[str, Path], ...]) -> tuple[Recipe, WordSplitter]:

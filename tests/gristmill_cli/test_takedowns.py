@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gristmill_cli.documents.tracer import Tracer
+from gristmill_cli.documents.trace import trace
+from gristmill_cli.documents.tracer import Fate, Tracer
 from gristmill_cli.run import run
-from gristmill_cli.run_config import Filter, Mix, RunConfig
+from gristmill_cli.run_config import Filter, Lines, Mix, RunConfig
 from tests.gristmill_cli.corpus import write_records
 
 
@@ -73,3 +74,99 @@ def test_lines_that_are_gone_from_a_list_are_warned_of(tmp_path: Path, capsys: p
     run(replace(config, keep_list=None))
     said = capsys.readouterr().err
     assert f"had --keep_list {listed}, and this one has none" in said and f"({kept} keeps its lines)" in said
+
+
+def test_a_document_that_a_rule_removes_can_be_taken_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its line holds when the rule lets it in, with what the recipe rewrites in it and another normal form."""
+    texts = texts_of(8)
+    texts[2] += " Cafe\u0301 miller@mills.org"
+    texts[5] = f"{texts[5]}\nbread\nbread\nbread"
+    rules = tmp_path / "rules.toml"
+    rules.write_text("words = { max = 60 }\npersonal = { mail = true }\n")
+    config = replace(small_run(tmp_path, texts), recipe=str(rules))
+    run(config)
+    ((_, fates),) = Tracer(config).find("web-2")
+    assert fates[0].outcome == "removed: words (62)"
+    lines = take_down(config, "web-2", "web-5", "web-6")
+    assert [line.split()[0] for line in lines.splitlines()] == ["gone", "gone", "drop"]
+    capsys.readouterr()
+    trace(config.out, ("web-2", "web-5", "web-6"), lines=True)
+    assert capsys.readouterr().out == lines
+    listed = tmp_path / "take-down.txt"
+    listed.write_text(lines)
+    config = replace(config, keep_list=listed)
+    run(config)
+    ((_, fates),) = Tracer(config).find("web-2")
+    assert fates[-1] == Fate("--keep_list", "its text is in your list, which keeps it out should it come back")
+    rules.write_text("words = { max = 70 }\npersonal = { mail = true }\n")
+    run(config)
+    for name in ("web-2", "web-5", "web-6"):
+        ((_, fates),) = Tracer(config).find(name)
+        assert fates[-1].outcome == "left out: in your list", name
+
+
+def test_a_document_that_a_later_stage_removes_can_be_taken_down(tmp_path: Path) -> None:
+    """Of a stage that compares lines, and whose input is the text as the stage before wrote it."""
+    notice = "All rights are reserved by the miller and his heirs, now and for ever."
+    texts = texts_of(8)
+    texts[1] = texts[3] = texts[4] = notice
+    config = small_run(tmp_path, texts)
+    config = replace(config, lines=Lines(unit="line", least=2))
+    run(config)
+    ((_, fates),) = Tracer(config).find("web-3")
+    assert fates[-2].stage == "remove_lines" and fates[-2].outcome.startswith("removed: ")
+    listed = tmp_path / "take-down.txt"
+    listed.write_text(take_down(config, "web-3"))
+    assert listed.read_text().startswith("gone sha256:")
+    config = replace(config, keep_list=listed, lines=Lines(unit="line", least=1000))
+    run(config)
+    ((_, fates),) = Tracer(config).find("web-3")
+    assert fates[-1].outcome == "left out: in your list"
+
+
+def test_a_line_of_a_text_that_a_rule_removes_now_keeps_it_out_in_both_forms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = texts_of(6)
+    texts[2] += " miller@mills.org"
+    rules = tmp_path / "rules.toml"
+    rules.write_text("words = { max = 61 }\n")
+    config = replace(small_run(tmp_path, texts), recipe=str(rules))
+    run(config)
+    listed = tmp_path / "take-down.txt"
+    listed.write_text(take_down(config, "web-2"))
+    rules.write_text("words = { max = 60 }\npersonal = { mail = true }\n")
+    run(config)
+    capsys.readouterr()
+    trace(config.out, file=listed, lines=True)
+    said = capsys.readouterr()
+    assert "0 lines renewed, 1 line now `gone`" in said.err
+    anew = said.out.splitlines()
+    assert anew[0] == listed.read_text().strip().replace("drop", "gone")
+    assert len(anew) == 2 and anew[1].startswith("gone sha256:") and anew[1] != anew[0]
+    listed.write_text(said.out)
+    config = replace(config, keep_list=listed)
+    for content in ("words = { max = 61 }\n", "words = { max = 61 }\npersonal = { mail = true }\n"):
+        rules.write_text(content)
+        run(config)
+        ((_, fates),) = Tracer(config).find("web-2")
+        assert fates[-1].outcome == "left out: in your list", content
+
+
+def test_a_key_of_two_documents_shows_the_line_of_neither(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says how to get each; a key in a line is that of the raw corpus."""
+    texts = texts_of(6)
+    texts[1] = "too short"
+    rules = tmp_path / "rules.toml"
+    rules.write_text("words = { min = 10 }\n")
+    config = replace(small_run(tmp_path, texts), recipe=str(rules))
+    run(config)
+    capsys.readouterr()
+    trace(config.out, ("web/a.jsonl@3",))
+    said = capsys.readouterr().out
+    assert "drop sha256" not in said
+    for key in ("web/a.jsonl@3", "web/a.jsonl@4"):
+        assert f"web/a.jsonl@3 is the key of 2 documents: for the line, trace {key} with --lines true" in said
+    trace(config.out, ("web/a.jsonl@4",), lines=True)
+    line = capsys.readouterr().out
+    assert line == take_down(config, "web-4").replace("web-4", "web/a.jsonl@4")
