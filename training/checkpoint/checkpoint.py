@@ -65,12 +65,13 @@ class CheckpointManager:
         return ThreadPoolExecutor(1, "checkpoint")
 
     def path(self, step: int) -> Path:
-        """Path of the checkpoint of a step; it may not exist."""
+        """Return the path of the checkpoint of a step; it may not exist."""
         return self.folder / f"step-{step:08d}"
 
     def final_path(self, step: int) -> Path:
-        """Path where the checkpoint of a step is once it is written: in the bucket, if the run is in one."""
-        return self.remote.remote / CHECKPOINTS / self.path(step).name if self.remote else self.path(step)
+        """Return where the checkpoint of a step is once it is written: in the bucket, if the run is in one."""
+        path = self.path(step)
+        return self.remote.remote / CHECKPOINTS / path.name if self.remote else path
 
     def save(self, record: CheckpointRecord, state: State) -> Path:
         """Save a checkpoint and return its path. Raises OutputError where it cannot be written."""
@@ -126,13 +127,15 @@ class CheckpointManager:
         """Return the part of `state` that this rank writes: each shard is written by one of the ranks that hold it."""
         held = held_shards(state)
         if not self._assigned:  # once: the ranks hold the same shards at every save of a run
-            self._assigned = held, assign_writers(self.group.gather(lambda: held))[self.world.rank]
+            held_by_ranks = self.group.gather(lambda: held)
+            self._assigned = held, assign_writers(held_by_ranks)[self.world.rank]
         known, mine = self._assigned
         assert held == known, "the shards of a state differ from those of the previous save"
         share: State = {}
         for key in sorted(state):
             once = {spec: tensor for tensor, spec in state[key] if (key, spec) in mine}
-            share |= {key: [(tensor, spec) for spec, tensor in once.items()]} if once else {}
+            if once:
+                share[key] = [(tensor, spec) for spec, tensor in once.items()]
         return share
 
     def _stage(self, state: State) -> State:
@@ -166,7 +169,9 @@ class CheckpointManager:
                 shutil.rmtree(temporary, ignore_errors=True)  # free space: the disk may be full
             raise
         hashes = self.group.gather(lambda: _hashes(temporary, self.world.rank))
-        files = {name: digest for part in hashes for name, digest in part.items()}
+        files = dict[str, str]()
+        for hashes_of_rank in hashes:
+            files |= hashes_of_rank
         record = msgspec.structs.replace(record, files=files)
         if self.remote is not None:
             names = list(hashes[self.world.rank])
@@ -196,7 +201,7 @@ class CheckpointManager:
     def _prune(self, final: Path) -> None:
         """Remove checkpoints that are not to be kept, and those later than the one loaded, once."""
         old = [path for path in sorted(self.folder.glob("step-*[0-9]")) if path not in (final, *self._abandoned)]
-        kept = self._kept([path.name for path in old])
+        kept = set(self._kept([path.name for path in old]))
         too_many = [path for path in old if path.name not in kept]
         for path in [*too_many, *self._abandoned, *self.folder.glob(f"*{PARTIAL}")]:
             if path != final:
@@ -205,9 +210,15 @@ class CheckpointManager:
 
     def _kept(self, names: list[str]) -> list[str]:
         """Return which of the checkpoints before a new one are kept, of their names in order."""
-        for_ever = [name for name in names if self.keep_every and not _step_of(name) % self.keep_every]
-        others = [name for name in names if name not in for_ever]
-        return [*for_ever, *others[max(0, len(others) - (self.keep - 1)) :]]
+        for_ever = list[str]()
+        others = list[str]()
+        for name in names:
+            if self.keep_every and _step_of(name) % self.keep_every == 0:
+                for_ever.append(name)
+            else:
+                others.append(name)
+        latest = others[max(0, len(others) - (self.keep - 1)) :]  # besides the new one
+        return [*for_ever, *latest]
 
 
 def _step_of(name: str) -> int:
@@ -218,11 +229,12 @@ def _list_finished(folder: Path, say: Callable[[str], None]) -> tuple[list[Path]
     """List finished checkpoints: the one named in `latest` and earlier ones, newest first; and any later ones."""
     for partial in sorted(folder.glob(f"step-*[0-9]{PARTIAL}")):
         say(f"checkpoint {partial.stem} was never finished: ignoring it")
-    found = sorted(folder.glob("step-*[0-9]"), reverse=True)
+    paths = sorted(folder.glob("step-*[0-9]"), reverse=True)
     latest = folder / LATEST
     name = latest.read_text(errors="replace").strip() if latest.is_file() else ""
-    later = [path for path in found if path.name > name] if folder / name in found else []
-    return [path for path in found if path not in later], later
+    if folder / name not in paths:
+        return paths, []
+    return [path for path in paths if path.name <= name], [path for path in paths if path.name > name]
 
 
 def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], None]) -> tuple[Path, CheckpointRecord]:
@@ -241,14 +253,15 @@ def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], N
     inside = folder / CHECKPOINTS
     checkpoints = CheckpointManager(inside if inside.is_dir() else folder, 1, group.world, say)
     checkpoints.group = group
-    found = checkpoints.latest()
-    if found is None:
-        of_theirs = (folder / "config.json").is_file()
+    latest = checkpoints.latest()
+    if latest is None:
+        advice = ""
+        if (folder / "config.json").is_file():
+            advice = f"; this is a model of transformers: try gristmill import-hf {folder} OUT"
         raise UsageError(
-            f"{given}: expected a checkpoint with {RECORD}, a folder of checkpoints, or a run's --out_dir"
-            + (f"; this is a model of transformers: try gristmill import-hf {folder} OUT" if of_theirs else "")
+            f"{given}: expected a checkpoint with {RECORD}, a folder of checkpoints, or a run's --out_dir{advice}"
         )
-    return found
+    return latest
 
 
 def find_record(folder: Path) -> CheckpointRecord | None:
@@ -263,7 +276,7 @@ def find_checkpoint(folder: Path) -> Path:
         return folder
     inside = folder / CHECKPOINTS
     finished, _ = _list_finished(inside if inside.is_dir() else folder, lambda _: None)
-    return next(iter(finished), folder)
+    return finished[0] if finished else folder
 
 
 def recorded_model(folder: Path) -> ModelConfig | None:
@@ -289,9 +302,11 @@ def _make_folder(folder: Path) -> None:
 
 
 def _hashes(folder: Path, rank: int) -> dict[str, str]:
-    """SHA-256 of every file that this rank wrote."""
+    """Return the SHA-256 of every file that this rank wrote."""
     with wrap_write_errors(folder):
-        names = sorted(path.name for path in folder.glob(f"__{rank}_*")) + [METADATA] * (rank == 0)
+        names = sorted(path.name for path in folder.glob(f"__{rank}_*"))
+        if rank == 0:
+            names.append(METADATA)
         return {name: sha256_file(folder / name) for name in names}
 
 

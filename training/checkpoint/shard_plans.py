@@ -53,7 +53,7 @@ def numel(boxes: Boxes) -> NDArray[np.int64]:
 
 
 def intersect(box: Box, boxes: Boxes) -> Boxes:
-    """Intersection of `box` with each of `boxes`: (n, 2, d), of size 0 where they do not overlap.
+    """Return the intersection of `box` with each of `boxes`: (n, 2, d), of size 0 where they do not overlap.
 
     >>> intersect(((0, 0), (4, 4)), box_array([((2, 1), (4, 2))], 2)).tolist()
     [[[2, 1], [2, 2]]]
@@ -89,10 +89,11 @@ class ShardSavePlanner(SavePlanner):
         self.state: State = state_dict
 
     def create_local_plan(self) -> SavePlan:
-        held = [
-            HeldTensor(key, entries[0][0].dtype, entries[0][1].global_shape, [(s.offset, s.size) for _, s in entries])
-            for key, entries in sorted(self.state.items())
-        ]
+        held = list[HeldTensor]()
+        for key, shards in sorted(self.state.items()):
+            tensor, spec = shards[0]
+            boxes = [(spec.offset, spec.size) for _, spec in shards]
+            held.append(HeldTensor(key, tensor.dtype, spec.global_shape, boxes))
         return SavePlan([], planner_data=held)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -108,8 +109,10 @@ class ShardSavePlanner(SavePlanner):
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """Add this rank's items: the coordinator need not know them."""
-        entries = [found for key in sorted(self.state) for found in _shards_with_index(self.state, key)]
-        items = [_write_item(index, _shard_values(self.state, index), spec) for index, spec in entries]
+        items = list[WriteItem]()
+        for key in sorted(self.state):
+            for index, spec in _shards_with_index(self.state, key):
+                items.append(_write_item(index, _shard_values(self.state, index), spec))
         return replace(new_plan, items=items)
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
@@ -134,10 +137,13 @@ class ShardLoadPlanner(LoadPlanner):
         self._boxes: dict[int, Boxes] = {}  # by the identity of a list of chunks, which tensors may share
 
     def create_local_plan(self) -> LoadPlan:
-        needed = [
-            (i, spec) for key in sorted(self.state) for i, spec in _shards_with_index(self.state, key) if spec.numel
-        ]
-        missing = [i.fqn for i, _ in needed if not isinstance(self.stored.get(i.fqn), TensorStorageMetadata)]
+        needed = list[tuple[MetadataIndex, ShardSpec]]()
+        for key in sorted(self.state):
+            needed += [(index, spec) for index, spec in _shards_with_index(self.state, key) if spec.numel]
+        missing = list[str]()
+        for index, _ in needed:
+            if not isinstance(self.stored.get(index.fqn), TensorStorageMetadata):
+                missing.append(index.fqn)
         if missing:
             others = count_of(len(missing) - 1, "other tensor")
             more = f" (and lacks {others} of this run's {len(needed)})" if len(missing) > 1 else ""
@@ -145,7 +151,10 @@ class ShardLoadPlanner(LoadPlanner):
                 f"the checkpoint has no {missing[0]}{more}: it belongs to another model or optimizer; give the "
                 "configuration it was saved with"
             )
-        return LoadPlan([item for index, spec in needed for item in self._read_items(index, spec)])
+        items = list[ReadItem]()
+        for index, spec in needed:
+            items += self._read_items(index, spec)
+        return LoadPlan(items)
 
     def _read_items(self, index: MetadataIndex, spec: ShardSpec) -> list[ReadItem]:
         key = index.fqn
@@ -158,8 +167,11 @@ class ShardLoadPlanner(LoadPlanner):
             )
         shared = intersect((spec.offset, spec.size), self._stored_boxes(entry))
         counts = numel(shared)
-        if (found := int(counts.sum())) != spec.numel:
-            raise InputError(f"the checkpoint holds {found} of the {spec.numel} elements of {key} that this rank needs")
+        stored = int(counts.sum())
+        if stored != spec.numel:
+            raise InputError(
+                f"the checkpoint holds {stored} of the {spec.numel} elements of {key} that this rank needs"
+            )
         return [_read_item(index, spec, entry.chunks[i], shared[i].tolist()) for i in np.flatnonzero(counts)]
 
     def _stored_boxes(self, entry: TensorStorageMetadata) -> Boxes:

@@ -84,12 +84,11 @@ class Batches:
         self.schedule = BatchSchedule([(0, split.batch_size)], 0 if mix else len(data))
         if self.steps_per_epoch < 1 and mix is None:
             parts = split.dp_size * split.grad_accum_steps
-            most = len(data) // parts * parts
+            max_size = len(data) // parts * parts
+            smaller_batch = f"--data.batch_size {max_size}, " if max_size else ""
             raise UsageError(
-                f"{data.folder} holds {count_of(len(data), 'sequence')} of {data.length} tokens, less than "
-                "one batch of "
-                f"{split.batch_size}; try {f'--data.batch_size {most}, ' if most else ''}a lower --data.seq_len or "
-                "more text"
+                f"{data.folder} holds {count_of(len(data), 'sequence')} of {data.length} tokens, less than one batch "
+                f"of {split.batch_size}; try {smaller_batch}a lower --data.seq_len or more text"
             )
 
     def plan_sizes(self, config: DataConfig, before: Sizes = (), step: int = 0) -> None:
@@ -110,7 +109,8 @@ class Batches:
         else:
             start = 0
             places = [self.order.place(self._began.place, self.schedule.end(step))]
-        return MixPlace(start, {**self._earlier, **dict(zip(self._names, places, strict=True))}, self._began.step)
+        own = dict(zip(self._names, places, strict=True))
+        return MixPlace(start, self._earlier | own, self._began.step)
 
     def resume(self, progress: MixPlace, step: int, anew: bool, skipped: Sequence[tuple[int, int]] = ()) -> None:
         """Go on with the sets of a checkpoint; `anew`: in another mix of sets, which begins at `step`.
@@ -140,7 +140,7 @@ class Batches:
             self.schedule = self.schedule.beginning_at(*self._began)
 
     def indices(self, first: int, steps: int = 1) -> NDArray[np.int64]:
-        """Indices of the sequences that this rank reads in `steps` steps from `first` on (from 0): (B,) int64."""
+        """Return indices of the sequences that this rank reads in `steps` steps from `first` (from 0): (B,) int64."""
         return self.global_indices(first, steps, self.dp_rank, self.split.dp_size)
 
     def global_indices(self, first: int, steps: int, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
@@ -150,17 +150,20 @@ class Batches:
             return self.order.at(places).numpy()
         epochs = places // len(self.data)
         positions = places % len(self.data)
-        each = [(epoch, positions[epochs == epoch]) for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)]
-        return torch.cat([self.order.at(epoch, inside) for epoch, inside in each]).numpy()
+        sequences = []
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+            sequences.append(self.order.at(epoch, positions[epochs == epoch]))
+        return torch.cat(sequences).numpy()
 
     def _each(self, begin: Callable[[int], int], first: int, steps: int, rank: int, ranks: int) -> Tensor:
-        """The numbers of every `ranks`-th sequence of steps, from `rank` on, which `begin` at a number in each step."""
-        numbers = range(first, first + steps)
-        parts = [torch.arange(rank, self.schedule.size(step), ranks) + begin(step) for step in numbers]
-        return torch.cat(parts)
+        """Return the numbers of every `ranks`-th sequence of steps, which `begin` at a number in each step."""
+        numbers = []
+        for step in range(first, first + steps):
+            numbers.append(torch.arange(rank, self.schedule.size(step), ranks) + begin(step))
+        return torch.cat(numbers)
 
     def target_count(self, step: int) -> int:
-        """Targets of a step (from 0) over which gradients are averaged: of the global batch, or of a replica's part."""
+        """Count the targets of a step (from 0) over which gradients are averaged: all, or those of a replica."""
         return self._count(step, self.replicas)
 
     def target_counts(self, step: int) -> TargetCounts:
@@ -170,10 +173,11 @@ class Batches:
         return TargetCounts(averaged, read)
 
     def _count(self, step: int, parts: int) -> int:
-        """Targets of a step in this rank's one of `parts`."""
+        """Count the targets of a step in this rank's one of `parts`."""
         if not self.data.has_ignored:
             return self.schedule.size(step) * self.data.length // parts
-        return max(1, self.data.target_count(self.global_indices(step, 1, self.dp_rank % parts, parts)))
+        indices = self.global_indices(step, 1, self.dp_rank % parts, parts)
+        return max(1, self.data.target_count(indices))
 
     def batch(self, step: int) -> TokenBatch:
         """Read the batch of a step (from 0), on the CPU."""
@@ -187,7 +191,9 @@ class Batches:
         """
         indices = self.indices(first, steps)
         tokens = self.data.batch(indices)
-        ids = tokens[:, :-1].clamp(min=0) if self.data.has_ignored else tokens[:, :-1]
+        ids = tokens[:, :-1]
+        if self.data.has_ignored:
+            ids = ids.clamp(min=0)
         number = self._each(self.schedule.read, first, steps, self.dp_rank, self.split.dp_size)
         sample_ids = number + key_from_name(f"{self.seed}/sequences")
         padding = tokens[:, :-1] == IGNORE_INDEX
@@ -199,8 +205,8 @@ class Batches:
         if isinstance(self.data, MixedSequences):
             parts["sources"] = torch.from_numpy(self.data.set_of(indices))
         rows = [self.schedule.size(step) // self.split.dp_size for step in range(first, first + steps)]
-        split = zip(*(t.split(rows) for t in parts.values()), strict=True)
-        return [TokenBatch(**dict(zip(parts, part, strict=True))) for part in split]
+        split = {name: values.split(rows) for name, values in parts.items()}
+        return [TokenBatch(**{name: values[step] for name, values in split.items()}) for step in range(steps)]
 
 
 _MAX_READ_STEPS = 16  # per read
@@ -226,7 +232,7 @@ class PrefetchLoader:
         self._next: dict[int, Future[list[TokenBatch]]] = {}  # reads in progress, by their first steps
 
     def batch(self, step: int) -> TokenBatch:
-        """The batch of a step (from 0) on the device; steps may come in any order, but only the next are prefetched."""
+        """Return the batch of a step (from 0) on the device; in any order, but only the next ones are prefetched."""
         if step not in self._loaded:
             if step not in self._next:  # the run continues at another step
                 for read in self._next.values():
@@ -245,4 +251,6 @@ class PrefetchLoader:
 
     def _read(self, first: int) -> list[TokenBatch]:
         batches = self.batches.read(first, self.steps_per_read)
-        return [batch.pin_memory() for batch in batches] if self.device.type == "cuda" else batches
+        if self.device.type != "cuda":
+            return batches
+        return [batch.pin_memory() for batch in batches]
