@@ -1,6 +1,8 @@
 """The page on several nodes: its commands on two "nodes" of this machine; variables of srun and mpirun."""
 
+import contextlib
 import os
+import random
 import socket
 import stat
 import subprocess
@@ -38,9 +40,15 @@ sys.exit(max(process.wait() for process in started))
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port that nothing listens at, below those that Linux gives to connections and to servers at port 0.
+
+    One of these may be another process's before the launcher that is told it listens there.
+    """
+    random_of_system = random.SystemRandom()  # not one that tests in several processes may have seeded alike
+    while True:
+        port = random_of_system.randrange(20_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 @pytest.fixture
