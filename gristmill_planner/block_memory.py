@@ -39,8 +39,8 @@ def block_features(
         rows = model.experts_per_token * model.width
         inner = model.experts_per_token * (model.expert_width // parts)
         dense = model.shared_experts * model.expert_width // parts
-    hidden = model.width // (parts if any(divided) else 1)
-    whole = model.width // (parts if divided[1] else 1)
+    hidden = model.width // parts if any(divided) else model.width
+    whole = model.width // parts if divided[1] else model.width
     attention = _attention_features(model, parts, divided[1], by_windows)
     sums = model.heads // parts  # attention's log-sum-exp
     streams = hidden * (1 if model.residual == "parallel" else 2) + 2 * whole
@@ -93,11 +93,15 @@ def _attention_features(model: ModelConfig, parts: int, is_divided: bool, by_win
         features = 4 * q + values + 2 * compressed - model.qk_rope_head_dim
         products = q + compressed + model.heads * model.qk_nope_head_dim // parts + values
         return _AttentionFeatures(features, products, compressed)
-    kv = model.kv_width * (1 if is_divided else kv_copies(model, parts)) // parts
+    copies = 1 if is_divided else kv_copies(model, parts)
+    kv = model.kv_width * copies // parts
     products = q + 2 * kv
     # by windows: queries, and once more, with keys and values of two windows
-    features = (8 * q if by_windows else products) + (q + kv) * bool(model.qk_norm) + q
-    return _AttentionFeatures(features, products, kv if model.positions == "rope" else products)
+    features = q + (8 * q if by_windows else products)
+    if model.qk_norm:
+        features += q + kv
+    kept_as_is = kv if model.positions == "rope" else products
+    return _AttentionFeatures(features, products, kept_as_is)
 
 
 def mlp_features(model: ModelConfig, sparse: bool) -> int:

@@ -28,10 +28,10 @@ def pipeline_break_even(schedule: Schedule, ranks: int, micro_batches: int, cost
     """
 
     def gain(send: float) -> float:
-        one, other = (
-            simulate_schedule(it, ranks, micro_batches, replace(costs, send=send)) for it in ("1f1b", schedule)
-        )
-        return one.seconds - other.seconds
+        costs_with_send = replace(costs, send=send)
+        usual = simulate_schedule("1f1b", ranks, micro_batches, costs_with_send)
+        other = simulate_schedule(schedule, ranks, micro_batches, costs_with_send)
+        return usual.seconds - other.seconds
 
     low = 0.0
     high = _LONGEST * costs.forward
@@ -41,12 +41,15 @@ def pipeline_break_even(schedule: Schedule, ranks: int, micro_batches: int, cost
         return 0.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if gain(middle) > 0 else (low, middle)
+        if gain(middle) > 0:
+            low = middle
+        else:
+            high = middle
     return low
 
 
 def break_even_table(schedules: Sequence[Schedule], ranks: int, counts: Sequence[int], costs: PassCosts) -> Table:
-    """Messages up to which each schedule is faster than 1F1B, in seconds of the costs, by number of micro-batches."""
+    """Return the messages up to which each schedule is faster than 1F1B, in seconds of the costs."""
 
     def cell(schedule: Schedule, count: int) -> str:
         seconds = pipeline_break_even(schedule, ranks, count, costs)
@@ -61,7 +64,10 @@ def schedules_table(
     """Return a row for each schedule, with a cell for each number of micro-batches that is enough for it."""
     table = Table(title, *(f"{count} micro-batches" for count in counts), box=None, pad_edge=False)
     for schedule in schedules:
-        table.add_row(schedule, *(cell(schedule, n) if has_enough(schedule, ranks, n) else "" for n in counts))
+        cells = []
+        for count in counts:
+            cells.append(cell(schedule, count) if has_enough(schedule, ranks, count) else "")
+        table.add_row(schedule, *cells)
     return table
 
 
@@ -71,56 +77,56 @@ def has_enough(schedule: Schedule, ranks: int, micro_batches: int) -> bool:
 
 
 def tensor_break_even(run: PlannedRun, constants: Constants) -> list[tuple[int, float, float]]:
-    """Tensor-parallel ranks, seconds of a layer's passes of a micro-batch, and of the collectives in them.
+    """Return tensor-parallel ranks, seconds of a layer's passes of a micro-batch, and of the collectives in them.
 
     By powers of 2 up to two nodes, as far as they divide heads and MLP; the micro-batch stays the same.
     """
     model = run.model
-    found = []
+    rows = []
     ranks = 1
     while ranks <= 2 * run.cluster.per_node and divides_heads(model, ranks) and model.ffn_width % ranks == 0:
-        layout = replace(
-            run.layout, tp=ranks, tensor="1d", depth=1, sequence_parallel=ranks > 1 and run.layout.sequence_parallel
-        )
+        sequence_parallel = ranks > 1 and run.layout.sequence_parallel
+        layout = replace(run.layout, tp=ranks, tensor="1d", depth=1, sequence_parallel=sequence_parallel)
         cluster = replace(run.cluster, devices=max(ranks, run.cluster.devices))
         other = replace(run, layout=layout, cluster=cluster)
         passes = layer_time(other, constants)
-        found.append((ranks, passes.forward + passes.backward, passes.collectives))
+        rows.append((ranks, passes.forward + passes.backward, passes.collectives))
         ranks *= 2
-    return found
+    return rows
 
 
 _ONE_STAGE = {"dp": 1, "zero_group": 1, "virtual_stages": 1, "micro_batches": 1}
 
 
 def divisions(ranks: int) -> Mapping[str, ParallelConfig]:
-    """Every way of dividing a layer over `ranks`, by name; of 2.5D that with most layers."""
-    found = {"1D": ParallelConfig(tp=ranks, sequence_parallel=True)}
+    """Return every way of dividing a layer over `ranks`, by name; of 2.5D that with most layers."""
+    layouts = {"1D": ParallelConfig(tp=ranks, sequence_parallel=True)}
     for side in range(2, ranks):
         if side * side == ranks:
-            found["2D"] = ParallelConfig(tp=ranks, tensor="2d")
+            layouts["2D"] = ParallelConfig(tp=ranks, tensor="2d")
         depth = ranks // (side * side)
         if 2 <= depth <= side and side * side * depth == ranks:
-            found.setdefault("2.5D", ParallelConfig(tp=ranks, tensor="2.5d", depth=depth))
+            layouts.setdefault("2.5D", ParallelConfig(tp=ranks, tensor="2.5d", depth=depth))
         if side**3 == ranks:
-            found["3D"] = ParallelConfig(tp=ranks, tensor="3d")
-    found |= {"ring": ParallelConfig(cp=ranks), "Ulysses": ParallelConfig(cp=ranks, context="ulysses")}
-    return {name: replace(layout, **_ONE_STAGE) for name, layout in found.items()}  # type: ignore[arg-type]
+            layouts["3D"] = ParallelConfig(tp=ranks, tensor="3d")
+    layouts["ring"] = ParallelConfig(cp=ranks)
+    layouts["Ulysses"] = ParallelConfig(cp=ranks, context="ulysses")
+    return {name: replace(layout, **_ONE_STAGE) for name, layout in layouts.items()}  # type: ignore[arg-type]
 
 
 def layer_seconds(
     model: ModelConfig, device: Device, ranks: int, sequences: int, seq_len: int, constants: Constants
 ) -> dict[str, tuple[float, float]]:
-    """Seconds of a layer's two passes of a micro-batch of `sequences` on nodes of 8, and those of collectives.
+    """Return the seconds of a layer's two passes of a micro-batch on nodes of 8, and those of collectives.
 
     By name of the division; without those that the trainer refuses.
     """
-    found = {}
+    seconds = {}
     for name, layout in divisions(ranks).items():
         try:
             layout.check(ranks, model, seq_len)
         except UsageError:
             continue
         time = layer_time(PlannedRun(model, layout, sequences, seq_len, Cluster(device, ranks)), constants)
-        found[name] = (time.forward + time.backward, time.collectives)
-    return found
+        seconds[name] = (time.forward + time.backward, time.collectives)
+    return seconds

@@ -47,7 +47,7 @@ def collective_time(
 def gradient_all_reduce(
     cluster: Cluster, constants: Constants, axis: RankAxis, size: float, share: float = 0.0
 ) -> float:
-    """Seconds to sum `size` bytes along an axis: within each node first, then between nodes.
+    """Return the seconds to sum `size` bytes along an axis: within each node first, then between nodes.
 
     The rings of all ranks of a node share its network cards, of which they reach the more if each has one rank there. A
     reduce-scatter and a gather of the same bytes, as ZeRO takes them (Rajbhandari et al. 2020, section 7.1), take as
@@ -67,7 +67,7 @@ def gradient_all_reduce(
 
 
 def message(cluster: Cluster, constants: Constants, size: float) -> float:
-    """Seconds to send `size` bytes to the next stage, in another node if there is one."""
+    """Return the seconds to send `size` bytes to the next stage, in another node if there is one."""
     device = cluster.device
     if cluster.devices <= cluster.per_node:
         return size / (constants.link_share * device.link) + constants.collective_latency
@@ -116,7 +116,7 @@ def _all_reduce(run: PlannedRun, constants: Constants) -> float:
 
 
 def _to_experts(run: PlannedRun, constants: Constants) -> float:
-    """Tokens to the ranks of their experts and back, of a layer on average: two all-to-alls a pass."""
+    """Return the seconds of sending tokens to their experts and back, of a layer on average: two all-to-alls a pass."""
     model = run.model
     sparse = len(run.model.sparse_layers) / run.model.layers
     size = 2 * IMBALANCE * sparse * model.experts_per_token * hidden_bytes(run)

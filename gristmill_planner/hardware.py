@@ -6,6 +6,7 @@ A file has a device and the constants that were measured with it, as TOML: `gris
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -122,9 +123,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.devices < 1 or self.per_node < 1:
             raise UsageError(
-                f"a cluster of {count_of(self.devices, 'GPU')} in nodes of {self.per_node}; expected 1 or "
-                "more of each, "
-                "for example --gpus 8 --nodes_of 8"
+                f"a cluster of {count_of(self.devices, 'GPU')} in nodes of {self.per_node}; expected 1 or more of "
+                "each, for example --gpus 8 --nodes_of 8"
             )
 
     @property
@@ -163,12 +163,17 @@ def check_name(path: Path) -> None:
 
 def write_hardware(path: Path, device: Device, constants: Constants) -> None:
     """Write both to `path`. Raises OutputError if it cannot be written."""
-    sections = {
-        name: {key: float(f"{v:.5g}") if isinstance(v, float) else v for key, v in asdict(values).items()}
-        for name, values in (("device", device), ("constants", constants))
-    }
+    sections = {"device": _rounded(device), "constants": _rounded(constants)}
     with wrap_write_errors(path):
         path.write_text("\n".join(["# Written by gristmill plan --calibrate", *toml_lines(sections), ""]), "utf-8")
+
+
+def _rounded(values: Device | Constants) -> dict[str, Any]:
+    """Return the fields of `values`, numbers with five digits."""
+    rounded = dict[str, Any]()
+    for name, value in asdict(values).items():
+        rounded[name] = float(f"{value:.5g}") if isinstance(value, float) else value
+    return rounded
 
 
 def read_hardware(path: Path) -> tuple[Device, Constants]:
@@ -176,11 +181,11 @@ def read_hardware(path: Path) -> tuple[Device, Constants]:
     advice = "expected a file as gristmill plan --calibrate writes it"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        found = msgspec.convert(table, _File)
+        file = msgspec.convert(table, _File)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise UsageError(f"--gpu {path}: {error}; {advice}") from error
     for section, kind in (("device", Device), ("constants", Constants)):
-        names = {each.name for each in fields(kind)}
+        names = {field.name for field in fields(kind)}
         values = table[section]
         for name in sorted((names ^ values.keys()) - _MAY_BE_NONE):
             problem = "is missing" if name in names else "is not known"
@@ -189,4 +194,4 @@ def read_hardware(path: Path) -> tuple[Device, Constants]:
             positive = (section == "device" and name not in _MAY_BE_NONE) or name.endswith("_share")
             fault = "" if isinstance(value, (str, bool)) else Range(0, above=positive).fault(value)
             require(not fault, f"--gpu {path}: {section}.{name} is {value}; expected {fault}")
-    return found.device, found.constants
+    return file.device, file.constants

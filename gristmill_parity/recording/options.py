@@ -58,7 +58,7 @@ class RankLayout:
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What is recorded, and under which names."""
+    """Choice of what is recorded, and under which names."""
 
     names: Sequence[str] = ("*",)
     """Patterns of the modules and parameters to record."""
