@@ -30,7 +30,7 @@ def work(plan: RunPlan, device: torch.device, on_part: Callable[[Part], None] = 
     """
     config = plan.config
     assert isinstance(config, AsyncConfig)
-    worker = _Worker(plan, device)
+    worker = _GradientWorker(plan, device)
     try:
         link = connect(config.host, config.port, config.seconds_to_wait)
     except OSError as error:
@@ -48,7 +48,7 @@ def work(plan: RunPlan, device: torch.device, on_part: Callable[[Part], None] = 
             ) from error
 
 
-class _Worker:
+class _GradientWorker:
     """A model of one process, and the sequences of any part of any batch."""
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
