@@ -1,5 +1,6 @@
-"""Imported by the fork server of stages that run kernels: numba is prepared once, and not in each worker."""
+"""Imported by the fork server of stages that run kernels: what runs them in numba is prepared once."""
 
-import numba
+from numba.core.registry import cpu_target
+from numba.core.runtime import rtsys
 
-numba.core.registry.cpu_target.target_context.refresh()  # half a second, before its first kernel
+rtsys.initialize(cpu_target.target_context)  # what compiles kernels takes half a second more to import

@@ -186,6 +186,24 @@ def test_workers_run_the_copy_of_the_code_that_started_them(tmp_path: Path) -> N
     assert done.stdout == f"{tmp_path / 'gristmill/paths.py'} None\n", done.stdout + done.stderr
 
 
+def test_workers_have_numba_and_not_what_compiles_kernels(tmp_path: Path) -> None:
+    """Kernels are compiled once per installation, and all that numba needs for it takes half a second to import."""
+    (tmp_path / "looking.py").write_text(
+        "import sys\n\ndef loaded(names):\n    return sorted(names & {*sys.modules})\n"
+    )
+    names = {"numba", "numba.np.arrayobj"}
+    script = (
+        "import gristmill.kernels, looking\n"
+        "from gristmill.engine.execution.local import Call, LocalExecutor\n"
+        "with LocalExecutor(2) as executor:\n"
+        f"    print(executor.submit(Call(looking.loaded, {{'names': {names}}})).result())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience(60))
+    assert done.stdout == "['numba']\n", done.stdout + done.stderr
+
+
 def test_calls_with_absolute_paths_share_their_sets_of_files() -> None:
     shared = FileSet((Path("a"), Path("b")))
     one, other = (Call(print, {"files": shared, "number": i}).with_absolute_paths() for i in range(2))
