@@ -19,6 +19,7 @@ from tests.training.hugging_face.test_generation import GENERATED
 from tests.training.tasks.test_lm_eval_model import answers
 from training.distributed.process_group import init_distributed
 from training.experimental.parallel_config import ParallelConfig
+from training.hugging_face.families import FAMILIES as EXPORTED
 from training.language_model import open_language_model
 from training.tasks.lm_eval_model import GristmillLM
 
@@ -87,6 +88,10 @@ def test_ranks_have_what_one_process_has(
             values = [value for value, _ in expected[0]] + expected[1]
             assert [value for value, _ in found[0]] + found[1] == pytest.approx(values, rel=1e-10)
             assert found[2] == expected[2]
+
+
+def test_no_family_is_left_out() -> None:
+    assert set(FAMILIES) == set(EXPORTED)
 
 
 def test_the_page_has_the_cells_that_are_tested() -> None:

@@ -46,7 +46,7 @@ def fused_linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
     One product saves oneDNN calls, but keeps a copy of the concatenated weights until the backward pass: it is
     only used if they are no larger than `x`.
     """
-    if sum(layer.weight.numel() for layer in layers) > x.numel() or not _use_onednn(x, layers[0].weight):
+    if not _use_onednn(x, layers[0].weight) or sum(layer.weight.numel() for layer in layers) > x.numel():
         return portable.fused_linears(x, layers)
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
     y = linear(x, torch.cat([layer.weight for layer in layers]), bias)
