@@ -1,12 +1,24 @@
-"""Search for ids and urls among documents, and among records that are none."""
+"""Search of the raw corpus for ids, urls and pieces of text, among documents and records that are none."""
 
 import json
+import tempfile
+import unicodedata
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from gristmill.io.documents import DocKey, Document
+from gristmill.counts import Counts
+from gristmill.engine.execution.staging import local_copies
+from gristmill.errors import DamagedFile
+from gristmill.io.documents import ONE_SLICE, DocKey, Document, slices_at
+from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
+from gristmill_cli.run_check import scan_inputs
+from gristmill_cli.run_config import RunConfig
+from preprocessing.steps.normalise import web_libraries
 
 
 class IdSearch(Rejects):
@@ -50,3 +62,38 @@ class IdSearch(Rejects):
         for name in {str(record.get("id")), str(record.get("url"))}:
             if name in self._wanted:
                 self.malformed[name].append(key)
+
+
+def search_ids(config: RunConfig, ids: frozenset[str]) -> IdSearch:
+    """Read the raw corpus, and return where these ids and urls are."""
+    with tempfile.TemporaryDirectory() as folder:
+        search = IdSearch(Path(folder) / "malformed", ids)
+        for document in _raw_documents(config, search):
+            search.look_at(document)
+    return search
+
+
+def search_text(config: RunConfig, piece: str) -> list[DocKey]:
+    """Read the raw corpus, and return the keys of the documents with a piece of text, however it is broken into lines.
+
+    The corpus may have other spaces than the piece, and another normal form.
+    """
+    wanted = _on_one_line(piece)
+    with tempfile.TemporaryDirectory() as folder:
+        search = IdSearch(Path(folder) / "malformed", frozenset())
+        documents = _raw_documents(config, search)
+        return [document.key for document in documents if wanted in _on_one_line(document.text)]
+
+
+def _raw_documents(config: RunConfig, search: IdSearch) -> Iterator[Document]:
+    """Yield the documents of the raw corpus; `search` notes the other records."""
+    files = scan_inputs(config, config.corpus).files
+    web_libraries(file.name for file in files)  # raises if they are missing
+    for file in files:
+        with local_copies([file.path]) as (copy,), suppress(DamagedFile):  # the run left it out, too
+            (part,) = slices_at(replace(file, path=copy), ONE_SLICE)
+            yield from read_documents(part, Counts({}, []), search.of(file.name))
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())

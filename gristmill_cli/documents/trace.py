@@ -16,6 +16,7 @@ from gristmill.console import wide_console
 from gristmill.errors import InputError, UsageError, require
 from gristmill.storage.files import is_file, read_file
 from gristmill.wording import count_of
+from gristmill_cli.documents.id_search import search_text
 from gristmill_cli.documents.takedown import held_digests
 from gristmill_cli.documents.tracer import Fate, Tracer, Way
 from gristmill_cli.run_config import is_data_run, load_options, read_options
@@ -40,6 +41,7 @@ def trace(
     file: Path | None = None,
     json: bool = False,
     lines: bool = False,
+    text: str = "",
 ) -> None:
     """Tell what became of documents in each stage of a run, from raw file and row to the places in the tokens.
 
@@ -55,11 +57,15 @@ def trace(
         lines: Print only the lines that take the documents down, for the file that --keep_list names; a key is one of
             the raw corpus then. Of such a list as `file` the lines stay whose text documents have; a line of a text
             that has changed becomes that of the document it names, and `gone` where there is none.
+        text: A piece of text: the documents of the raw corpus that have it, however it is broken into lines there.
 
     Raises:
         UsageError: the folder is not of a run, or there is no such document.
     """
-    require(bool(documents) or file is not None, "expected a document, such as web/a.jsonl@3 or its id, or --file FILE")
+    require(
+        bool(documents or text) or file is not None,
+        "expected a document, such as web/a.jsonl@3 or its id, or --file FILE, or --text 'a piece of text'",
+    )
     require(not (json and lines), "--json and --lines: give one of them")
     if not is_data_run(out):
         raise UsageError(f"{out}: expected the --out of a gristmill run, got no run.json of one in it")
@@ -73,11 +79,17 @@ def trace(
     asked = [_Asked(name, name) for name in documents]
     if file is not None:
         asked += _read_file(file, is_list=lines)
+    only_raw = {one.name for one in asked if one.listed}
+    if text:
+        keys = search_text(config, text)
+        require(bool(keys), f"{config.corpus} has no document with the text {text!r}; try a shorter piece of it")
+        only_raw |= set(map(str, keys))
+        asked += [_Asked(str(key), str(key)) for key in keys]
     if lines:
         _print_lines(tracer, asked)
         return
     names = [one.name for one in asked if one.name]
-    found = tracer.find_all(names, {one.name for one in asked if one.listed})
+    found = tracer.find_all(names, only_raw)
     errors = [error for error in found.values() if isinstance(error, UsageError)]
     if len(names) == 1 and errors:
         raise errors[0]

@@ -1,31 +1,27 @@
 """Tracer: what became of documents, stage by stage, from the raw file to the places among the tokens, and back."""
 
 import re
-import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gristmill.counts import FAILED, HELD_OUT, MALFORMED, SKIPPED, WORKER_DIED, Counts
+from gristmill.counts import FAILED, HELD_OUT, MALFORMED, SKIPPED, WORKER_DIED
 from gristmill.engine.execution.staging import local_copies
-from gristmill.errors import DamagedFile, InputError, UsageError
-from gristmill.io.documents import ONE_SLICE, DocKey, slices_at
+from gristmill.errors import InputError, UsageError
+from gristmill.io.documents import DocKey
 from gristmill.io.facts import INDEX_FILE, read_index
-from gristmill.io.readers import read_documents
 from gristmill.io.token_shards import Manifest
 from gristmill.steps import FORM_CHARACTERS
 from gristmill.storage.files import is_file
 from gristmill.wording import count_of
 from gristmill_cli.documents.document_scores import describe_scores
 from gristmill_cli.documents.duplicates import DUPLICATES
-from gristmill_cli.documents.id_search import IdSearch
+from gristmill_cli.documents.id_search import IdSearch, search_ids
 from gristmill_cli.documents.removed_lines import describe_removed, line_of_document, line_of_raw_document
 from gristmill_cli.documents.table_cache import TableCache
 from gristmill_cli.documents.takedown import describe_takedown, line_of
-from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
 from gristmill_cli.stages.apply import ApplyFunction
@@ -37,7 +33,6 @@ from preprocessing.mixing.decisions import HELD_OUT_COPY
 from preprocessing.mixing.drops import LISTED
 from preprocessing.mixing.mix_manifest import MixManifest, read_order
 from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace
-from preprocessing.steps.normalise import web_libraries
 from preprocessing.steps.text_digest import TEXT_DIGEST
 
 _PLACE = re.compile(rf"(?:tokens/)?({TRAIN}|{HELD_OUT})(?:/(tokens_\d+))?@(\d+)")
@@ -101,7 +96,7 @@ class Tracer:
         `only_raw` are those of the raw corpus alone.
         """
         ids = [name for name in documents if not _PLACE.fullmatch(name) and not _KEY.fullmatch(name)]
-        searched = self._search(ids) if ids else None
+        searched = search_ids(self.config, frozenset(ids)) if ids else None
         found = dict[str, list[Way] | UsageError]()
         for name in dict.fromkeys(documents):
             try:
@@ -366,19 +361,6 @@ class Tracer:
                 raise UsageError(f"{shard_name}@{number}: expected a document from 0 to {shard.documents - 1:,}")
             before += shard.documents
         raise UsageError(f"tokens/{set_name} has no shard {shard_name}: expected one such as tokens_00000")
-
-    def _search(self, ids: Sequence[str]) -> IdSearch:
-        """Read the raw corpus, and return where these ids and urls are."""
-        with tempfile.TemporaryDirectory() as folder:
-            search = IdSearch(Path(folder) / "malformed", frozenset(ids))
-            files = scan_inputs(self.config, self.config.corpus).files
-            web_libraries(file.name for file in files)  # raises if they are missing
-            for file in files:
-                with local_copies([file.path]) as (copy,), suppress(DamagedFile):  # the run left it out, too
-                    (part,) = slices_at(replace(file, path=copy), ONE_SLICE)
-                    for document in read_documents(part, Counts({}, []), search.of(file.name)):
-                        search.look_at(document)
-        return search
 
     def _by_id(self, wanted: str, searched: IdSearch) -> Iterator[Way]:
         """Yield the way of the record with this id or url: a document, else a malformed or a skipped record.

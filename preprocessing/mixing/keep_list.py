@@ -28,6 +28,7 @@ from preprocessing.steps.text_digest import TEXT_DIGEST
 KEEP = "keep"
 DROP = "drop"
 GONE = "gone"  # as DROP, of a text that no document need have
+_LINES_NAMED = 10  # of those whose text no document has
 _BY_TEXT = re.compile(r"(drop|gone)\s+sha256:([0-9a-fA-F]{32}(?:[0-9a-fA-F]{32})?)(?:\s+(.*))?")
 
 
@@ -148,10 +149,13 @@ def _reject_missing(path: Path, listed: KeepList, held: NDArray[np.bytes_]) -> N
     if not missing:
         return
     first = missing[0]
-    others = f" (and so of {count_of(len(missing) - 1, 'other line')})" if len(missing) > 1 else ""
+    said = f"{path}, line {first.number}: no document has the text of `{DROP} sha256:{first.digest.hex()} {first.note}`"
+    if len(missing) > 1:
+        named = ", ".join(f"line {text.number} ({text.note})" for text in missing[:_LINES_NAMED])
+        more = ", …" if len(missing) > _LINES_NAMED else ""
+        said = f"{path}: no document has the text of {count_of(len(missing), 'line')}: {named}{more}"
     raise InputError(
-        f"{path}, line {first.number}: no document has the text of `{DROP} sha256:{first.digest.hex()} {first.note}`"
-        f"{others}, so it changed, by a rule or in the corpus, or is gone. `gristmill trace OUT --file {path} "
+        f"{said}, so it changed, by a rule or in the corpus, or is gone. `gristmill trace OUT --file {path} "
         "--lines true` writes the list anew: lines of texts that changed become those of the documents that they name, "
         "and `gone` where there is none, which takes it down should it come back"
     )

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.errors import UsageError
 from gristmill_cli.documents.trace import trace
 from gristmill_cli.documents.tracer import Fate, Tracer
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Filter, Lines, Mix, RunConfig
+from preprocessing.steps.model_score import ScoreOptions
 from tests.gristmill_cli.corpus import write_records
 
 
@@ -170,3 +172,30 @@ def test_a_key_of_two_documents_shows_the_line_of_neither(tmp_path: Path, capsys
     trace(config.out, ("web/a.jsonl@4",), lines=True)
     line = capsys.readouterr().out
     assert line == take_down(config, "web-4").replace("web-4", "web/a.jsonl@4")
+
+
+def test_a_row_that_is_none_is_said_so_in_a_run_with_scores(tmp_path: Path) -> None:
+    config = replace(small_run(tmp_path, texts_of(4)), scores={"words": ScoreOptions(measure="words")})
+    run(config)
+    with pytest.raises(UsageError, match=r"knows no document web/a\.jsonl@99999: expected a key"):
+        trace(config.out, ("web/a.jsonl@99999",))
+
+
+def test_documents_are_found_by_a_piece_of_their_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """However it is broken into lines and composed; a row of it is none of what was mixed."""
+    texts = texts_of(5)
+    texts[0] = "too short"
+    texts[2] += "\nthe miller's  Cafe\u0301\nin town"
+    rules = tmp_path / "rules.toml"
+    rules.write_text("words = { min = 10 }\n")
+    config = replace(small_run(tmp_path, texts), recipe=str(rules))
+    run(config)
+    capsys.readouterr()
+    trace(config.out, text="miller's Caf\u00e9 in", lines=True)
+    said = capsys.readouterr().out
+    assert said.startswith("drop sha256:") and said.endswith(" web/a.jsonl@2\n")
+    trace(config.out, text="miller's Caf\u00e9 in")
+    shown = capsys.readouterr().out
+    assert shown.startswith("web/a.jsonl@2\n") and said in shown
+    with pytest.raises(UsageError, match="has no document with the text 'two millers'"):
+        trace(config.out, text="two millers")

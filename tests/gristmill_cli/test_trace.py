@@ -22,7 +22,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey, Document, Slice
 from gristmill.io.readers import read_corpus
 from gristmill.io.token_shards import Manifest, open_shards
-from gristmill_cli.documents import tracer as tracer_module
+from gristmill_cli.documents import id_search
 from gristmill_cli.documents.trace import trace
 from gristmill_cli.documents.tracer import Fate, Tracer
 from gristmill_cli.run import run
@@ -286,7 +286,9 @@ def test_a_list_is_renewed_after_a_rule_rewrites_texts(tmp_path: Path, capsys: p
     config = replace(config, keep_list=listed)
     run(config)
     rules.write_text("words = { min = 10 }\npersonal = { mail = true }\n")
-    with pytest.raises(InputError, match=r"line 2: no document has the text .*and so of 3 other lines"):
+    with pytest.raises(
+        InputError, match=r"no document has the text of 4 lines: line 2 \(web-3\), .*, line 5 \(web/a.jsonl@8\), so"
+    ):
         run(config)
     anew = renewed(config.out, listed, capsys)
     assert anew.splitlines()[0] == "# by request" and anew.splitlines()[-1] == "keep web/a.jsonl@2"
@@ -311,13 +313,13 @@ def test_many_documents_are_read_at_once(
     (tmp_path / "names.txt").write_text("# of today\n\n" + "".join(f"{name}\n" for name in names))
     alone = [(title, fates) for name in names[:5] for title, fates in Tracer(config).find(name)]
     reads = list[str]()
-    read = tracer_module.read_documents
+    read = id_search.read_documents
 
     def noted(part: Slice, *words: Any) -> Iterator[Document]:
         reads.append(part.name)
         return read(part, *words)
 
-    monkeypatch.setattr(tracer_module, "read_documents", noted)
+    monkeypatch.setattr(id_search, "read_documents", noted)
     with pytest.raises(UsageError, match=r"1 of 43 documents not found: .*'nobody'"):
         trace(config.out, file=tmp_path / "names.txt", json=True)
     assert len(reads) == len(set(reads)) > 3
@@ -376,6 +378,8 @@ def test_the_commands_of_the_page(config: RunConfig) -> None:
     block = block.replace("$OUT/run", "$OUT/out").replace("book/a.jsonl", "book/b.jsonl")
     done = shell(block, on_one_core=True, OUT=str(config.out.parent))
     assert done.returncode == 0, done.stderr
+    for row in (4, 8, 10):
+        assert f"own/a.jsonl@{row}\n" in done.stdout
     assert "book/b.jsonl@12" in done.stdout and "tokens/train/tokens_00000@0" in done.stdout
     assert re.search(r"^drop sha256:[0-9a-f]{32} book/b\.jsonl@\d+$", done.stdout, re.MULTILINE)
 
