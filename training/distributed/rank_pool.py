@@ -152,7 +152,9 @@ class RankPool:
         context = multiprocessing.get_context("forkserver")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_serve, args=(theirs, rank, self._store.port, self.timeout, self.device), daemon=True
+            target=_serve,
+            args=(theirs, rank, self._store.port, self.timeout, self.job_timeout, self.device),
+            daemon=True,
         )
         process.start()
         theirs.close()
@@ -176,14 +178,17 @@ class RankPool:
             worker.connection.close()
 
 
-def _serve(connection: Connection, rank: int, port: int, timeout: float, device: str) -> None:
-    """A worker's main loop: answers a job with (succeeded, pickled result or traceback, monotonic time of failure)."""
+def _serve(connection: Connection, rank: int, port: int, timeout: float, start_timeout: float, device: str) -> None:
+    """A worker's main loop: answers a job with (succeeded, pickled result or traceback, monotonic time of failure).
+
+    `start_timeout`: seconds in which all ranks of a job start; on a busy machine that is more than a collective takes.
+    """
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the workers too: the parent ends them
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the fork server has it blocked
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=timeout))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=start_timeout))
     while True:
         keep_objects()  # modules stay, those too that a job imports: garbage collection between jobs can skip them
         try:
@@ -193,6 +198,7 @@ def _serve(connection: Connection, rank: int, port: int, timeout: float, device:
         answer = None
         try:
             own = dist.PrefixStore(f"job{number}", store)
+            wait_for_all(own, "started", size, timedelta(seconds=start_timeout))
             with _process_group(own, rank, size, timeout, device):
                 wait_for_all(own, "connected", size, timedelta(seconds=timeout))
                 answer = _run_job(job)
