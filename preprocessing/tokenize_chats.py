@@ -55,7 +55,7 @@ from preprocessing.tokenizer.shard_files import (
     write_shard,
 )
 
-STAGE = Stage("tokenize_chats", version=2, libraries=("sentencepiece", "Jinja2", "pyarrow"))
+STAGE = Stage("tokenize_chats", version=3, libraries=("sentencepiece", "Jinja2", "pyarrow"))
 _SUFFIXES = (*SHARD_SUFFIXES, MASK)
 
 

@@ -62,7 +62,7 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "preprocessing.train_tokenizer:STAGE": (1, "f50bde4eae3aabd4"),
     "preprocessing.mix:STAGE": (6, "9d25af0f43aa39fd"),
     "preprocessing.encode:STAGE": (2, "9a3b6406c0737fd0"),
-    "preprocessing.tokenize_chats:STAGE": (2, "fdf86c4d62a9445f"),
+    "preprocessing.tokenize_chats:STAGE": (3, "5c4b581d28c8270e"),
     "preprocessing.tokenize_corpus:STAGE": (4, "cf78d60fffc99857"),
     "preprocessing.filter_quality:STAGE": (5, "0f06ecb8e2a36a81"),
     "dedup.remove_lines:STAGE": (3, "66270aa93071decc"),
