@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gristmill.errors import InputError, UsageError, require
+from gristmill.errors import UsageError, require
 from gristmill.io.tokenizer_file import AnyTokenizer, find_tokenizer_file, open_tokenizer
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import describe_changed_code
-from training.checkpoint.run_folder import RUN, read_run
+from training.checkpoint.run_folder import masks_documents
 from training.checkpoint.shard_plans import box_array, intersect
 from training.checkpoint.shard_storage import model_state, read_shards, weight_keys
-from training.data.text import before_document, require_tokenizer
+from training.data.text import begin_text, require_tokenizer
 from training.distributed.process_group import main_only
 from training.experimental.parallel_config import ParallelConfig
 from training.generation.cache import KeyValueCache
@@ -70,8 +71,8 @@ class _Source(NamedTuple):
 
     config: ModelConfig
     tokenizer: Path
-    before: Sequence[int] | None
-    """Tokens before a text; None: those that the tokenizer itself adds."""
+    begin: Callable[[Sequence[int]], list[int]] | None
+    """Adds the tokens before a text to those of it; None: the tokenizer itself adds them."""
     end: int
     """Token that ends a document; -1: none."""
     hugging_face: dict[str, dict[str, Any]]
@@ -137,7 +138,7 @@ def open_language_model(
         world=world,
         tokenizer=opened,
         tokenizer_file=source.tokenizer,
-        begins=_beginning(opened, source.before),
+        begins=_beginning(opened, source),
         ends=_ends(source),
         hidden=_hidden(source, opened.vocab_size),
     )
@@ -162,8 +163,8 @@ def _open_checkpoint(path: Path, tokenizer: Path | None, ema: bool, group: Check
     folders = (run_folder, checkpoint.parent)  # import-hf's is next to the checkpoint
     found = main_only(lambda: require_tokenizer(tokenizer, record.tokenizer, folders, "text"))
     is_imported = record.step == 0 and record.hugging_face
-    masked = main_only(lambda: _masks_documents(run_folder / RUN))
-    before = None if is_imported else before_document(record.tokenizer, masked) or before_document(record.tokenizer)
+    masked = main_only(lambda: masks_documents(checkpoint))
+    begin = None if is_imported else partial(begin_text, record.tokenizer, masked)
 
     def fill(params: Sequence[ShardedParameter], buffers: Mapping[str, Tensor]) -> None:
         state = model_state(params, key_of=weight_keys(checkpoint, ema), buffers=buffers)
@@ -172,7 +173,7 @@ def _open_checkpoint(path: Path, tokenizer: Path | None, ema: bool, group: Check
     model = ModelConfig.from_record(record.model)
     if changed := describe_changed_code(record):
         _say_once(changed)
-    return _Source(model, found, before, record.tokenizer.end_of_document, record.hugging_face, fill)
+    return _Source(model, found, begin, record.tokenizer.end_of_document, record.hugging_face, fill)
 
 
 def _copy_overlaps(target: Tensor, spec: ShardSpec, pieces: Sequence[tuple[Tensor, ShardSpec]]) -> None:
@@ -190,19 +191,14 @@ def _within(inner: ShardSpec, outer: ShardSpec) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(starts, inner.size, strict=True))
 
 
-def _masks_documents(run_file: Path) -> bool:
-    """Return whether documents did not see each other in the run that wrote a checkpoint."""
-    try:
-        return bool((read_run(run_file) or {}).get("data.mask_documents"))
-    except (InputError, OSError):  # a checkpoint without its run
-        return False
-
-
-def _beginning(tokenizer: AnyTokenizer, before: Sequence[int] | None) -> Callable[[str], list[int]]:
+def _beginning(tokenizer: AnyTokenizer, source: _Source) -> Callable[[str], list[int]]:
     """Return what encodes a text from its beginning."""
-    if before is None:
-        return tokenizer.encode_with_special_tokens
-    return lambda text: [*before, *tokenizer.encode(text)]
+    begin = source.begin
+    if begin is not None:
+        return lambda text: begin(tokenizer.encode(text))
+    named = [fields.get("bos_token_id") for fields in source.hugging_face.values()]
+    first = [token for token in named if type(token) is int and token >= 0][:1]
+    return lambda text: tokenizer.encode_with_special_tokens(text) or first
 
 
 def _ends(source: _Source) -> frozenset[int]:

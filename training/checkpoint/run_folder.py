@@ -235,6 +235,14 @@ def _require_same_packing(out_dir: Path, stored: Mapping[str, Any], given: Mappi
     )
 
 
+def masks_documents(checkpoint: Path) -> bool:
+    """Return whether documents did not see each other in the run that wrote a checkpoint; False without its run."""
+    try:
+        return bool((read_run(checkpoint.absolute().parent.parent / RUN) or {}).get("data.mask_documents"))
+    except (InputError, OSError):
+        return False
+
+
 def read_run(path: Path, advice: str = "expected that of a training run") -> dict[str, Any] | None:
     """Read run.json, under the names of today; None without one.
 

@@ -131,3 +131,11 @@ def is_tokenizer(path: Path, record: TokenizerRecord) -> bool:
 def before_document(record: TokenizerRecord, masked: bool = False) -> list[int]:
     """The ids that a model has seen before a document's text: the end of another, unless `masked`; its beginning."""
     return [i for i in (-1 if masked else record.end_of_document, record.begin_of_document) if i >= 0]
+
+
+def begin_text(record: TokenizerRecord, masked: bool, ids: Sequence[int]) -> list[int]:
+    """Return the `ids` of a text from its beginning: after those that a model has seen before a document's text.
+
+    The end of another document begins a text of no ids where the model has seen nothing there, as something has to.
+    """
+    return [*before_document(record, masked), *ids] or before_document(record)

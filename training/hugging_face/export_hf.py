@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -35,8 +35,9 @@ from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
+from training.checkpoint.run_folder import masks_documents
 from training.checkpoint.shard_storage import read_shards, stored_tensors, weight_keys
-from training.data.text import find_tokenizer
+from training.data.text import before_document, find_tokenizer
 from training.hugging_face.family import ModelFamily
 from training.hugging_face.hf_config import CONFIG_FILE, find_family, ids_of_tokens, write_hf_config
 from training.hugging_face.hf_tensors import HFTensor, hf_tensors, pieces_by_parameter
@@ -106,7 +107,8 @@ def export_hf(
             advice = ""
             if tokenizer is not None:
                 try:
-                    advice = _write_tokenizer(tokenizer, record.tokenizer, model.context, partial, family)
+                    before = before_document(record.tokenizer, masks_documents(path))
+                    advice = _write_tokenizer(tokenizer, record.tokenizer, before, model.context, partial, family)
                 except UsageError as error:
                     if tokens is not None:
                         raise
@@ -159,10 +161,16 @@ def _find_tokenizer(tokens: Path | None, checkpoint: Path, record: TokenizerReco
     return path
 
 
-def _write_tokenizer(path: Path, record: TokenizerRecord, context: int, folder: Path, family: ModelFamily) -> str:
-    """Write a tokenizer as transformers reads it; a file of another kind also as it is. Returns advice, if any."""
+def _write_tokenizer(
+    path: Path, record: TokenizerRecord, before: Sequence[int], context: int, folder: Path, family: ModelFamily
+) -> str:
+    """Write a tokenizer as transformers reads it; a file of another kind also as it is. Returns advice, if any.
+
+    `before`: ids that begin a text, where the tokenizer's own files do not say it.
+    """
     data = path.read_bytes()
     end = record.end_of_document
+    begin = record.begin_of_document
     config = read_config(companions_of(path))
     content = read_json(path, data)
     if content is None:
@@ -176,15 +184,14 @@ def _write_tokenizer(path: Path, record: TokenizerRecord, context: int, folder: 
         atomic_write_bytes(folder / RANKS, data)
     if content is not None:
         if not config:
-            begin = record.begin_of_document
             _write_json(folder / CONFIG, plain_tokenizer_config(content, end, begin, context))
         return ""
     if config.get("tokenizer_class", _READS_JSON) != _READS_JSON:
         return ""  # it reads the model itself, as where it came from
     vocabulary = read_vocabulary(data)
-    _write_json(folder / JSON, tokenizer_json(vocabulary, end))
+    _write_json(folder / JSON, tokenizer_json(vocabulary, end, before))
     chats = (folder / CHAT_TEMPLATE).is_file() or "chat_template" in config
-    _write_json(folder / CONFIG, tokenizer_config(vocabulary, end, context, chats) | config)
+    _write_json(folder / CONFIG, tokenizer_config(vocabulary, end, begin, context, chats) | config)
     how = "; read its tokenizer by PreTrainedTokenizerFast: AutoTokenizer takes another for this type of model"
     return how if family.forces_tokenizer else ""
 

@@ -32,6 +32,7 @@ from gristmill.wording import count_of
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_plans import State
+from training.data.text import before_document
 from training.hugging_face.export_hf import (
     GENERATION_FILE,
     INDEX_FILE,
@@ -270,12 +271,17 @@ def _is_made_of_pieces(folder: Path, end: int) -> bool:
     try:
         open_tokenizer(folder / MODEL)
         vocabulary = read_vocabulary((folder / MODEL).read_bytes())
-        written = json.loads(json.dumps(tokenizer_json(vocabulary, end)))
+        first = config.get("bos_token")
+        begin = vocabulary.pieces.index(first) if first in vocabulary.pieces else -1
+        record = TokenizerRecord("", "", len(vocabulary.pieces), end, -1 if begin == end else begin)
+        beginnings = [before_document(record, masked) for masked in (False, True)]
+        written = [json.loads(json.dumps(tokenizer_json(vocabulary, end, before))) for before in beginnings]
     except UsageError:
         return False  # of a model that no export writes
     context = config.get("model_max_length", 0)
     chats = not config.get("split_special_tokens", True)
-    return bool(_read_json(folder / JSON) == written and config == tokenizer_config(vocabulary, end, context, chats))
+    expected = tokenizer_config(vocabulary, end, begin, context, chats)
+    return _read_json(folder / JSON) in written and config == expected
 
 
 def _is_made_of_ranks(folder: Path) -> bool:

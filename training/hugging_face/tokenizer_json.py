@@ -8,6 +8,7 @@ replacement characters. Unigram models there may choose another path of equal sc
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.errors import UsageError
@@ -18,8 +19,8 @@ PLAIN_FIELDS = frozenset(("tokenizer_class", "model_max_length", "clean_up_token
 """What plain_tokenizer_config may write."""
 
 
-def tokenizer_json(vocabulary: Vocabulary, end: int) -> dict[str, Any]:
-    """Build tokenizer.json. `end`: id of the end-of-document token, which also begins a text, as in training; or -1.
+def tokenizer_json(vocabulary: Vocabulary, end: int, before: Sequence[int]) -> dict[str, Any]:
+    """Build tokenizer.json. `end`: id of the end-of-document token, or -1; `before`: ids that begin a text.
 
     Raises UsageError for a SentencePiece model whose ids such a file cannot reproduce, with the reason.
     """
@@ -36,17 +37,17 @@ def tokenizer_json(vocabulary: Vocabulary, end: int) -> dict[str, Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_special(vocabulary, i) for i in sorted({*ends, *control, _unknown(vocabulary)})],
+        "added_tokens": [_special(vocabulary, i) for i in sorted({*ends, *before, *control, _unknown(vocabulary)})],
         "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
         "pre_tokenizer": None if vocabulary.model_type == ModelType.BPE else _split_reserved(vocabulary),
-        "post_processor": _begin_with(vocabulary.pieces[end], end) if ends else None,
+        "post_processor": _begin_with({vocabulary.pieces[i]: i for i in before}) if before else None,
         "decoder": {"type": "Sequence", "decoders": list(_decoders(vocabulary))},
         "model": _bpe(vocabulary) if vocabulary.model_type == ModelType.BPE else _unigram(vocabulary),
     }
 
 
-def tokenizer_config(vocabulary: Vocabulary, end: int, context: int, chats: bool = False) -> dict[str, Any]:
-    """Build tokenizer_config.json; `context`: the longest sequence of the model.
+def tokenizer_config(vocabulary: Vocabulary, end: int, begin: int, context: int, chats: bool = False) -> dict[str, Any]:
+    """Build tokenizer_config.json. `end`, `begin`: ids or -1; `context`: the longest sequence of the model.
 
     The tokens that a chat template writes, such as "</s>", are found in the text of `chats`.
     """
@@ -56,20 +57,24 @@ def tokenizer_config(vocabulary: Vocabulary, end: int, context: int, chats: bool
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": not chats,
         "unk_token": vocabulary.pieces[_unknown(vocabulary)],
-        **(dict.fromkeys(_ENDS, vocabulary.pieces[end]) if end >= 0 else {}),
+        **{name: vocabulary.pieces[i] for name, i in _named(end, begin).items() if i >= 0},
     }
 
 
 def plain_tokenizer_config(content: str, end: int, begin: int, context: int) -> dict[str, Any]:
     """Build tokenizer_config.json for a tokenizer.json that came without: `content`, and ids of tokens or -1."""
     tokens = {token["id"]: token["content"] for token in json.loads(content).get("added_tokens", [])}
-    names = dict(zip(_ENDS, (begin if begin >= 0 else end, end, end), strict=True))
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,
-        **{name: tokens[i] for name, i in names.items() if i in tokens},
+        **{name: tokens[i] for name, i in _named(end, begin).items() if i in tokens},
     }
+
+
+def _named(end: int, begin: int) -> dict[str, int]:
+    """Return the ids of the tokens that transformers asks for by name, or -1."""
+    return dict(zip(_ENDS, (begin if begin >= 0 else end, end, end), strict=True))
 
 
 def _reason_against(vocabulary: Vocabulary) -> str:
@@ -150,15 +155,15 @@ def _decoders(vocabulary: Vocabulary) -> list[dict[str, Any]]:
     return found + [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * vocabulary.add_dummy_prefix
 
 
-def _begin_with(piece: str, piece_id: int) -> dict[str, Any]:
-    """Post-processor: a text begins with this piece."""
-    begin = {"SpecialToken": {"id": piece, "type_id": 0}}
+def _begin_with(pieces: Mapping[str, int]) -> dict[str, Any]:
+    """Post-processor: a text begins with these pieces, whose ids are given."""
+    begin = [{"SpecialToken": {"id": piece, "type_id": 0}} for piece in pieces]
     text = {"Sequence": {"id": "A", "type_id": 0}}
     return {
         "type": "TemplateProcessing",
-        "single": [begin, text],
-        "pair": [begin, text, {"Sequence": {"id": "B", "type_id": 0}}],
-        "special_tokens": {piece: {"id": piece, "ids": [piece_id], "tokens": [piece]}},
+        "single": [*begin, text],
+        "pair": [*begin, text, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {piece: {"id": piece, "ids": [i], "tokens": [piece]} for piece, i in pieces.items()},
     }
 
 

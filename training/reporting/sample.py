@@ -9,7 +9,7 @@ from torch import Tensor
 from gristmill.errors import UsageError, require
 from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import open_tokenizer
-from training.data.text import before_document, find_tokenizer
+from training.data.text import begin_text, find_tokenizer
 from training.distributed.process_group import main_only
 from training.generation.sampling import SamplingOptions, draw_token
 from training.parallel.parallel_model import ParallelModel
@@ -46,11 +46,7 @@ class Sampler:
             self.tokenizer = open_tokenizer(path)
         except UsageError as error:
             raise UsageError(f"{error}; run tokenize_corpus with one, or try --eval.sample_tokens 0") from error
-        prompt = self.tokenizer.encode(config.prompt)
-        before = before_document(manifest.tokenizer, mask_documents)
-        if not before and not prompt:  # nothing that the model has seen begins a document
-            before = before_document(manifest.tokenizer)
-        self.start = [*before, *prompt]
+        self.start = begin_text(manifest.tokenizer, mask_documents, self.tokenizer.encode(config.prompt))
         require(
             bool(self.start),
             "nothing begins a sample, as documents have neither a begin nor an end token: give --eval.prompt, or "

@@ -18,7 +18,7 @@ from gristmill.errors import UsageError, require
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.wording import count_of
 from training.data.sequences import TokenSequences
-from training.data.text import before_document, find_tokenizer
+from training.data.text import begin_text, find_tokenizer
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.reporting_config import EvalConfig
@@ -147,8 +147,7 @@ def _encoder(data: TokenSequences, mask_documents: bool) -> Encode:
             "--eval.tasks out"
         )
     tokenizer = open_tokenizer(path)
-    before = before_document(record, mask_documents) or before_document(record)
-    return lambda text: [*before, *tokenizer.encode(text)]
+    return lambda text: begin_text(record, mask_documents, tokenizer.encode(text))
 
 
 def _read_tasks(config: EvalConfig, encode: Encode, seq_len: int) -> dict[str, list[Item]]:
@@ -199,7 +198,9 @@ def _encode_pair(name: str, encode: Encode, context: str, answer: str, seq_len: 
     """
     question = context.rstrip()
     before = encode(question)
-    whole = encode(context + answer)
+    begin = encode("")
+    text = encode(context + answer)
+    whole = text if question or text[: len(begin)] == begin else [*begin, *text]
     count = len(whole) - len(before)
     require(
         0 < count <= seq_len and bool(before),

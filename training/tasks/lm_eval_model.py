@@ -79,6 +79,13 @@ class GristmillLM(TemplateLM):
         encode: Callable[[str], list[int]] = self.model.tokenizer.encode
         return encode(string) if add_special_tokens is False else self.model.begins(string)
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Encode a pair as lm_eval does, which moves spaces at the end of a context: one of spaces alone is empty."""
+        if context.isspace():
+            return self.model.begins(""), self.tok_encode(context + continuation, add_special_tokens=False)
+        pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
+        return pair
+
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:

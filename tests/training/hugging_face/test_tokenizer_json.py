@@ -16,6 +16,7 @@ from gristmill.io.vocabulary import read_vocabulary
 from tests.training.conftest import sentences
 from training.hugging_face.tokenizer_json import tokenizer_config, tokenizer_json
 
+BEGIN = 1
 END = 2
 ODD = [
     "", "a", " a", "  the  mill ", "the\n\nmill\tturns\r\n\0", "mill 1234 mills", "héllo 水車 🙂 e\u0301 \u2581 \ufffd",
@@ -37,10 +38,12 @@ def train(more: Sequence[str] = (), **settings: Any) -> sentencepiece.SentencePi
     return sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
 
 
-def load(model: sentencepiece.SentencePieceProcessor, folder: Path) -> transformers.PreTrainedTokenizerFast:
+def load(
+    model: sentencepiece.SentencePieceProcessor, folder: Path, before: Sequence[int] = (END,)
+) -> transformers.PreTrainedTokenizerFast:
     vocabulary = read_vocabulary(model.serialized_model_proto())
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(vocabulary, END)))
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(vocabulary, END, 10**6)))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(vocabulary, END, before)))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(vocabulary, END, BEGIN, 10**6)))
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
@@ -90,10 +93,13 @@ def test_a_text_begins_with_the_end_of_document(tmp_path: Path) -> None:
     """As in training, where a document follows the end of another; it also ends what is generated."""
     model = train()
     found = load(model, tmp_path)
-    assert found("the mill").input_ids == [END, *model.encode("the mill")]
-    assert found.decode([END, *model.encode("the mill"), END], skip_special_tokens=True) == "the mill"
-    assert (found.bos_token_id, found.eos_token_id, found.unk_token_id) == (END, END, 0)
+    ids = model.encode("the mill")
+    assert found("the mill").input_ids == [END, *ids]
+    assert found.decode([END, *ids, END], skip_special_tokens=True) == "the mill"
+    assert (found.bos_token_id, found.eos_token_id, found.unk_token_id) == (BEGIN, END, 0)
     assert len(found) == model.vocab_size()
+    assert load(model, tmp_path, [END, BEGIN])("the mill").input_ids == [END, BEGIN, *ids]
+    assert load(model, tmp_path, [])("the mill").input_ids == ids
 
 
 @pytest.mark.parametrize(
@@ -108,4 +114,4 @@ def test_a_text_begins_with_the_end_of_document(tmp_path: Path) -> None:
 )
 def test_what_cannot_have_the_same_ids_is_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=f"cannot be written as tokenizer.json with the same ids: .*{reason}"):
-        tokenizer_json(read_vocabulary(train(**settings).serialized_model_proto()), END)
+        tokenizer_json(read_vocabulary(train(**settings).serialized_model_proto()), END, [END])
