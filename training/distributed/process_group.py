@@ -2,6 +2,8 @@
 
 import os
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -91,15 +93,8 @@ def _init_process_group(kind: str, timeout: float) -> None:
     if "RANK" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
         return
-    store, rank, size = _meet()
-    # torchrun may keep one store over restarts, which still has the addresses of dead processes
-    store = dist.PrefixStore(restart_prefix(), store)
-    store.set(f"versions {rank}", f"{_describe_versions()} on {socket.gethostname()}")
-    if not wait_for_all(store, "started", size, _START_TIMEOUT):  # a start may take longer than a collective waits
-        raise UsageError(
-            f"only {store.add('started', 0)} of {size} ranks started within {_START_TIMEOUT.total_seconds():g} s; "
-            "look for the others' errors in the launcher's output"
-        )
+    with _say_if_late(timeout):
+        store, rank, size = _join_store()
     stored = store.multi_get([f"versions {number}" for number in range(size)])
     try:
         _require_same_versions([versions.decode() for versions in stored])
@@ -113,6 +108,43 @@ def _init_process_group(kind: str, timeout: float) -> None:
             f"rank {rank} and the other {size - 1} could not connect within --timeout, {timeout:g} s: one has died, or "
             f"the machine is busy; try a higher --timeout ({str(error).strip().splitlines()[0]:.150})"
         ) from error
+
+
+@contextmanager
+def _say_if_late(seconds: float) -> Iterator[None]:
+    """Say what is waited for when the other ranks have not come after so many seconds."""
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    limit = _START_TIMEOUT.total_seconds()
+    line = (
+        f"rank {os.environ['RANK']} has waited {seconds:g} s for all of {os.environ['WORLD_SIZE']} ranks to start and "
+        f"meet at {address}, and waits {limit:g} s at most: see whether the others run, with the same MASTER_ADDR and "
+        "MASTER_PORT, and whether another program listens there"
+    )
+    timer = threading.Timer(seconds, print, [line], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    if seconds < limit:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _join_store() -> tuple[dist.Store, int, int]:
+    """Return the store that all ranks have joined, this rank, and how many there are.
+
+    Raises UsageError where they have not in time.
+    """
+    store, rank, size = _meet()
+    # torchrun may keep one store over restarts, which still has the addresses of dead processes
+    store = dist.PrefixStore(restart_prefix(), store)
+    store.set(f"versions {rank}", f"{_describe_versions()} on {socket.gethostname()}")
+    if not wait_for_all(store, "started", size, _START_TIMEOUT):  # a start may take longer than a collective waits
+        raise UsageError(
+            f"only {store.add('started', 0)} of {size} ranks started within {_START_TIMEOUT.total_seconds():g} s; "
+            "look for the others' errors in the launcher's output"
+        )
+    return store, rank, size
 
 
 def _describe_versions() -> str:
