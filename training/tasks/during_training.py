@@ -22,7 +22,7 @@ from training.data.text import begin_text, find_tokenizer
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.reporting_config import EvalConfig
-from training.tasks.find_tasks import data_errors, find_tasks, quiet
+from training.tasks.find_tasks import data_errors, find_gold, find_tasks, quiet
 
 Encode = Callable[[str], list[int]]
 _KINDS = ("multiple_choice", "loglikelihood")
@@ -171,24 +171,9 @@ def _read_items(name: str, task: Any, limit: int, encode: Encode, seq_len: int) 
         of_items.setdefault(request.doc_id, []).append(request)
     for requests in of_items.values():
         pairs = [request.args for request in requests if request.args[0] == requests[0].args[0]]
-        gold = _gold(name, task, requests[0].doc, len(pairs))
+        gold = find_gold(name, task, requests[0].doc, len(pairs))
         answers = [_encode_pair(name, encode, context, answer, seq_len) for context, answer in pairs]
         yield Item(answers, gold, len(pairs[gold][1].encode()))
-
-
-def _gold(name: str, task: Any, doc: Any, count: int) -> int:
-    """Return the number of an item's right answer."""
-    if task.OUTPUT_TYPE != "multiple_choice":
-        return 0
-    target = task.doc_to_target(doc)
-    first = target[0] if isinstance(target, list) and target else target
-    if isinstance(first, str) and not first.isdigit():
-        choices = task.doc_to_choice(doc)
-        first = choices.index(first) if first in choices else -1
-    gold = int(first)
-    if not 0 <= gold < count:
-        raise UsageError(f"task {name} has an item without a right answer ({target!r}); expected one of its choices")
-    return gold
 
 
 def _encode_pair(name: str, encode: Encode, context: str, answer: str, seq_len: int) -> tuple[list[int], int]:

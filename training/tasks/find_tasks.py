@@ -1,11 +1,12 @@
 """Tasks of lm_eval: found by name, in a folder, or as files."""
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import UsageError, require
 from training.tasks.harness import require_lm_eval
@@ -62,16 +63,38 @@ def _name_in(file: Path) -> str:
     return str(name)
 
 
+def find_gold(name: str, task: Any, doc: Any, count: int) -> int:
+    """Return the number of an item's right answer, of `count` ones. Raises UsageError where it has none."""
+    if task.OUTPUT_TYPE != "multiple_choice":
+        return 0
+    target = task.doc_to_target(doc)
+    first = target[0] if isinstance(target, list) and target else target
+    if isinstance(first, str) and not first.isdigit():
+        choices = task.doc_to_choice(doc)
+        first = choices.index(first) if first in choices else -1
+    gold = int(first) if isinstance(first, int | float | str) else -1
+    if not 0 <= gold < count:
+        raise UsageError(f"task {name} has an item without a right answer ({target!r}); expected one of its choices")
+    return gold
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out notes of lm_eval."""
+    """Leave out notes of lm_eval, and progress bars of its data where nobody watches."""
+    import datasets
+
     logger = logging.getLogger("lm_eval")
     before = logger.level
+    shows_bars = not datasets.are_progress_bars_disabled()
     logger.setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     try:
         yield
     finally:
         logger.setLevel(before)
+        if shows_bars:
+            datasets.enable_progress_bars()
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """Tasks of lm_eval on a checkpoint: found by name or file, run, and reported."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gristmill.wording import count_of
 from training.language_model import LanguageModel
-from training.tasks.find_tasks import data_errors, find_tasks, quiet
+from training.tasks.find_tasks import data_errors, find_gold, find_tasks, quiet
 from training.tasks.item_scores import item_scores, write_item_scores
 
 Scores = dict[str, dict[str, float]]
@@ -36,6 +37,9 @@ def run_tasks(
         manager, names = find_tasks(tasks, folder)
         evaluator.get_git_commit_hash = lambda: None  # git would say that this folder is no repository
         with data_errors(names):
+            loaded = manager.load(names)
+            _require_golds(loaded["tasks"], limit)
+            manager.load = lambda *_: loaded  # which would read all data again
             found = simple_evaluate(
                 GristmillLM(model, batch_size),
                 tasks=names,
@@ -50,6 +54,15 @@ def run_tasks(
     if items is not None:
         write_item_scores(items, item_scores(found))
     return {name: _metrics(values, found["n-samples"].get(name)) for name, values in found["results"].items()}
+
+
+def _require_golds(tasks: Mapping[str, Any], limit: int) -> None:
+    """Raise UsageError for an item without a right answer, which lm_eval would count as answered wrongly."""
+    for name, task in tasks.items():
+        if task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input or callable(task.config.process_results):
+            continue  # their right answers are elsewhere
+        for doc in islice(task.eval_docs, limit or None):
+            find_gold(name, task, doc, len(task.doc_to_choice(doc)))
 
 
 def report_lines(scores: Scores) -> list[str]:

@@ -126,6 +126,13 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     assert f"{folder} is a folder: give it by --task_folder" in refused(capsys, folder, "--tasks", folder)
     assert "limit is given, but there are no --tasks" in refused(capsys, folder, "--text", choice, "--limit", "3")
     assert "parallel.zero is given" in refused(capsys, folder, "--tasks", choice, "--parallel.zero", "3")
+    items = (tasks / "items.jsonl").read_text().splitlines()
+    lacking = {name: value for name, value in json.loads(items[2]).items() if name != "answer"}
+    (tasks / "items.jsonl").write_text("\n".join([*items[:2], json.dumps(lacking), items[3]]))
+    expected = "task mill_choice has an item without a right answer (None); expected one of its choices"
+    assert expected in refused(capsys, folder, "--tasks", choice)
+    main([folder, "--tasks", choice, "--limit", "2", "--device", "cpu"])  # of which each has one
+    capsys.readouterr()
     (tasks / "items.jsonl").unlink()
     said = refused(capsys, folder, "--tasks", choice)
     assert "the data of tasks mill_choice cannot be read" in said and "items.jsonl" in said
