@@ -24,6 +24,7 @@ PIPELINE = Path(__file__).with_name("quickstart_pipeline.toml")
 TRAINING = Path(__file__).with_name("quickstart_training.toml")
 
 # options of the pipeline by section, and those without one; all others are the trainer's
+_PROCESSES = 2  # that train
 _SECTIONS = ("normalize", "apply", "filter", "lines", "decontaminate", "dedup", "mix", "tokenizer")
 _SINGLE = ("text_column", "max_malformed", "memory", "workers", "recipe")
 
@@ -80,7 +81,7 @@ def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> N
     for key, name in folders.items():
         written += [f"--{key}", str(out / name)]
     training = ["--config", str(TRAINING), *written, *training]
-    check_training(training)
+    check_training(training, _PROCESSES)
     pipeline = ["--corpus", str((corpus or out / "corpus").resolve()), "--out", str(out / "data"), *pipeline]
     config = load_config(RunConfig, ["--config", str(PIPELINE), *pipeline], prog="gristmill quickstart")
     console = wide_console()
@@ -94,7 +95,7 @@ def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> N
     funnel = run(config)
 
     _heading("3. train a model with two processes")
-    train_with_torchrun(training, 2)
+    train_with_torchrun(training, _PROCESSES)
 
     _heading("4. the funnel: documents kept and removed")
     console.print(funnel)
@@ -147,14 +148,17 @@ def _heading(text: str) -> None:
     print(f"\n== {text}", flush=True)  # flushed, to precede the output of the trainer's processes
 
 
-def check_training(trainer_options: Sequence[str]) -> None:
-    """Raise UsageError for what would stop the quick start after minutes: a missing package, a wrong option."""
+def check_training(trainer_options: Sequence[str], processes: int) -> None:
+    """Raise UsageError for what would stop training after the whole data half: a missing package, a wrong option."""
     for package in ("torch", "matplotlib"):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"training needs {package}, which is not installed: pip install 'gristmill[train]'")
     from training.config import TrainConfig  # torch takes seconds to import
+    from training.run_plan import check_sizes
 
-    load_config(TrainConfig, trainer_options, prog="gristmill quickstart").check()
+    config = load_config(TrainConfig, trainer_options, prog="gristmill quickstart")
+    config.check()
+    check_sizes(config, processes)
 
 
 def train_with_torchrun(options: Sequence[str], processes: int) -> None:

@@ -28,8 +28,10 @@ from training.model.layer_options import check_blocks
 from training.model.model_config import ModelConfig
 from training.model.own_checks import check_own_parts
 from training.optim.optimizer_kinds import SOME_HAVE, find_optimizer
-from training.own_code import allow_named, recorded_name
+from training.own_code import allow_named, is_own, load_own, recorded_name
 from training.parallel.mesh import World
+
+_DIVISIBLE = 2**12 * 3**2 * 5 * 7  # a vocabulary that any layout divides, where its size is not known yet
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class RunPlan:
         """
         config.check()
         allow_named(config.own_names)
+        if is_own(config.optim.schedule):
+            load_own(config.optim.schedule, "optim.schedule")  # now, and not after the warm-up
         data = config.data
         remote = None
         if store_of(config.out_dir).needs_copies:
@@ -263,6 +267,15 @@ def _require_different_sets(parts: Sequence[TokenSequences]) -> None:
         )
 
 
+def check_sizes(config: TrainConfig, processes: int) -> None:
+    """Raise UsageError for a model, layout or batch that do not fit together, before there are tokens to train on."""
+    allow_named(config.own_names)
+    given = given_model(config)
+    model = given.resolve(given.vocab_size or _DIVISIBLE, config.data.seq_len)
+    layout = config.parallel.resolve(processes, model, config.data.seq_len)
+    BatchSplit.of(config.data, layout, config.replicas.count)
+
+
 def given_model(config: TrainConfig) -> ModelConfig:
     """Return the options of the model; those of a run that starts from a checkpoint are the checkpoint's, if not given.
 
@@ -330,6 +343,8 @@ def _idle_options(config: TrainConfig, model: ModelConfig, layout: ParallelConfi
         ("data.eod_mask_loss", config.data.mask_documents, "data.mask_documents, which already implies it"),
         ("eval.prompt", not config.eval.sample_tokens, "eval.sample_tokens 0"),
         ("eval.temperature", not config.eval.sample_tokens, "eval.sample_tokens 0"),
+        ("eval.task_folder", not config.eval.tasks, "no eval.tasks"),
+        ("eval.task_items", not config.eval.tasks, "no eval.tasks"),
         ("parallel.schedule", config.parallel.pp == 1, "parallel.pp 1"),
         ("memory.folder", not memory.on_disk, "nothing offloaded to disk"),
         ("stability.max_skipped_steps", config.stability.policy == "stop", "stability.policy stop"),

@@ -130,7 +130,7 @@ def run_recipe(recipe: RunRecipe, words: Sequence[str]) -> None:
     for option, name in (("data.train", "data/tokens/train"), ("data.holdout", "data/tokens/holdout")):
         training += [f"--{option}", str(folder / name)]
     training += ["--out_dir", str(folder / "model"), *training_options]
-    check_training(training)
+    check_training(training, count)
     run_and_print(load_config(RunConfig, data, prog="gristmill recipe run"))
     train_with_torchrun(training, count)
 

@@ -106,6 +106,10 @@ def test_they_are_listed_and_shown() -> None:
             "--processes none: expected a number",
         ),
         (["run", "moe-8m", "--corpus", "c", "--out", "o", "--optim.stepz", "3"], "optim.stepz"),
+        (
+            ["run", "shakespeare-10m", "--corpus", "c", "--out", "o", "--model.width", "64"],
+            "model.width 64 is not divisible by model.heads 6",
+        ),
         (["fetch"], "expected list, show or run, got 'fetch'"),
     ],
 )

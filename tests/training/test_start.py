@@ -174,13 +174,15 @@ def test_options_without_effect_are_named(config: TrainConfig) -> None:
         parallel=replace(config.parallel, schedule="gpipe"),
         stability=StabilityConfig(initial_loss_scale=4.0),
         profile=ProfileConfig(ranks=(0, 1)),
-        eval=EvalConfig(prompt="grain", sample_tokens=0),
+        eval=EvalConfig(prompt="grain", sample_tokens=0, task_items=3, task_folder=Path("a")),
     )
     assert RunPlan.of(given).notes("cpu", 0) == [
         f"{option} has no effect with {reason}"
         for option, reason in (
             ("optim.muon_momentum 0.9", "optim.name adamw"),
             ("eval.prompt grain", "eval.sample_tokens 0"),
+            ("eval.task_folder a", "no eval.tasks"),
+            ("eval.task_items 3", "no eval.tasks"),
             ("parallel.schedule gpipe", "parallel.pp 1"),
             ("profile.ranks 0 1", "no profile.steps"),
             ("stability.initial_loss_scale 4.0", "precision fp32"),

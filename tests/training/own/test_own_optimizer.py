@@ -204,6 +204,7 @@ def test_a_schedule_of_a_file(corpus: Path, tmp_path: Path, parts: Path) -> None
         ("--optim.name PARTS:Lion --memory.optimizer cpu", "it updates on the device alone; try"),
         ("--optim.schedule PARTS:negative", "returned -1.0 for step 2; expected a learning rate, a number"),
         ("--optim.schedule PARTS:wave", r"has no class or function 'wave'; did you mean waves\?"),
+        ("--optim.schedule PARTS:wave --optim.warmup_steps 9", r"has no class or function 'wave'"),
         ("--optim.schedule cosin", r"optim.schedule is cosin; did you mean cosine\?"),
         ("--optim.name BAD:Lion", r"bad.py cannot be run: SyntaxError: .*line 1"),
     ],
