@@ -81,6 +81,7 @@ def find_gold(name: str, task: Any, doc: Any, count: int) -> int:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Leave out notes of lm_eval, and progress bars of its data where nobody watches."""
+    require_lm_eval("--tasks")
     import datasets
 
     logger = logging.getLogger("lm_eval")
