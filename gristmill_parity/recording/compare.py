@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -40,7 +40,10 @@ def compare(reference: str | Path, run: str | Path, leave_out: Sequence[str] = (
         for key in list(wrong.tensors):
             if any(fnmatchcase(key.kind, pattern) for pattern in leave_out):
                 del wrong.tensors[key]
-        return _compare(Reference(Path(reference), wrong), wrong)
+        right = Reference(Path(reference), wrong)
+        verdict = _compare(right, wrong)
+        note = _missing_gradients(right.base, wrong, leave_out)
+        return verdict if verdict.is_clean or not note else replace(verdict, notes=(*verdict.notes, note))
 
 
 def _compare(right: Reference, wrong: Recording) -> Verdict:
@@ -71,6 +74,27 @@ def _compare(right: Reference, wrong: Recording) -> Verdict:
     if first is None:
         return Verdict(Pattern("none", ""), share=largest, compared=len(keys))
     return _verdict(right, wrong, first, len(keys), outside)
+
+
+def _missing_gradients(right: Recording, wrong: Recording, leave_out: Sequence[str]) -> str:
+    """Say how many gradients of the reference the run does not have in its steps; nothing if it has all."""
+    steps = {key.step for key in wrong.tensors}
+    missing = [
+        key
+        for key in right.tensors
+        if key not in wrong.tensors
+        and key.step in steps
+        and key.kind.endswith("gradient")
+        and not any(fnmatchcase(key.kind, pattern) for pattern in leave_out)
+    ]
+    if not missing:
+        return ""
+    first = min(missing, key=lambda key: key.step)
+    what = "gradient of the reference is" if len(missing) == 1 else "gradients of the reference are"
+    return (
+        f"{len(missing):,} {what} not in the run, first {first} in step {first.step}: a parameter without a gradient "
+        "is not updated."
+    )
 
 
 def _measure(right: Reference, wrong: Recording, key: Key) -> _Measured | None:

@@ -206,6 +206,18 @@ def test_weights_that_were_not_updated_are_stale(tmp_path: Path, reference: Path
     assert verdict.pattern.kind == "stale" and "dimension 0 at 0 to 3" in verdict.where
 
 
+def test_gradients_that_the_run_does_not_have_are_said(tmp_path: Path, reference: Path) -> None:
+    """Its weights stay as they were, which looks like an update that was not published."""
+    model = Small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer.register_step_pre_hook(lambda *_: setattr(model.linear.weight, "grad", None))
+    with record(model, tmp_path / "run", optimizer=optimizer):
+        train(model, optimizer)
+    verdict = compare(reference, tmp_path / "run")
+    assert verdict.tensor.startswith("linear.weight"), str(verdict)
+    assert " of the reference are not in the run, first linear.weight gradient in step 1: " in str(verdict)
+
+
 def test_the_wrong_rank_and_its_slice_are_named(tmp_path: Path, reference: Path) -> None:
     def change(value: Tensor) -> Tensor:
         value = value.clone()
