@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -152,13 +153,23 @@ def _extras_of_run(config: Path) -> Group:
     lacking_extras = [extra for extra in needed if missing(extra)]
     if not lacking_extras:
         return Group(table)
-    return Group(table, Text(), Text(f"try pip install 'gristmill[{','.join(lacking_extras)}]'"))
+    lines = [*_torch_first(lacking_extras), f"try pip install 'gristmill[{','.join(lacking_extras)}]'"]
+    return Group(table, Text(), *map(Text, lines))
+
+
+def _torch_first(extras: Sequence[str]) -> list[str]:
+    """Say that torch's CPU build is to be installed before extras that would bring another; nothing where it is not."""
+    brings_torch = any("torch" in missing(extra) for extra in extras)
+    if not brings_torch or _gpus():
+        return []
+    return ["first torch's CPU build, as pytorch.org names it, or pip fetches CUDA, which this machine has no GPU for"]
 
 
 def _advice() -> list[str]:
     """Commands that would change what is lacking."""
     lines = [""]
     if lacking := [extra for extra in EXTRAS if missing(extra)]:
+        lines += _torch_first(lacking)
         lines.append(f"try pip install 'gristmill[{','.join(lacking)}]' for all of them")
     if not count_kernels():
         lines.append("try gristmill compile, so that no later command waits for its kernels")

@@ -76,5 +76,13 @@ def test_without_extras_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch,
     known = doctor._version_of
     monkeypatch.setattr(doctor, "_version_of", lambda name: "" if name in ("torch", "resiliparse") else known(name))
     monkeypatch.setattr(doctor, "cache_folders", lambda: iter([tmp_path]))
+    monkeypatch.setattr(doctor, "_gpus", list)
     advice = "\n".join(doctor._advice())
     assert "pip install 'gristmill[train,web" in advice and "gristmill compile" in advice
+    first = "first torch's CPU build, as pytorch.org names it, or pip fetches CUDA, which this machine has no GPU for"
+    assert advice.index(first) < advice.index("pip install 'gristmill[train,web")
+    monkeypatch.setattr(doctor, "_gpus", lambda: ["H200"])
+    assert first not in "\n".join(doctor._advice())
+    monkeypatch.setattr(doctor, "_gpus", list)
+    monkeypatch.setattr(doctor, "_version_of", lambda name: "" if name == "resiliparse" else known(name))
+    assert first not in "\n".join(doctor._advice())
