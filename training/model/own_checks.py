@@ -39,6 +39,8 @@ def check_own_parts(model: ModelConfig, tp: int) -> None:
     if model.block:
         require_values_kept(lambda: build_block(model, 0), model.block)
     require_gradients(model)
+    if model.block and not model.experts:  # whose capacity depends on the number of tokens
+        require_causal(model)
 
 
 def require_divided_alike(model: ModelConfig) -> None:
@@ -123,6 +125,23 @@ def require_gradients(model: ModelConfig) -> None:
         not unused,
         f"{option}: {''.join(unused[:1])} of {name} has no gradient: it takes no part in the output; expected it to, "
         "or leave it out",
+    )
+
+
+def require_causal(model: ModelConfig) -> None:
+    """Raise UsageError for a block under which a token sees later ones: it would learn to copy its target."""
+    small = replace(model, layers=1, vocab_size=16, dropout=0.0)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
+        torch.manual_seed(1)
+        decoder = Decoder(small).double().eval()
+        for p in decoder.parameters():  # its first values may be zeros, which hide much
+            nn.init.normal_(p, std=0.2)
+        ids = torch.arange(4)[None]
+        whole, start = call_own(lambda: (decoder(ids), decoder(ids[:, :3])), model.block, BLOCK_OPTION)
+    require(
+        torch.allclose(whole[:, :3], start),
+        f"{BLOCK_OPTION}: {model.block} gives other features for a token with another one after it; expected a block "
+        "that sees no later token, and tokens together in its attention alone",
     )
 
 

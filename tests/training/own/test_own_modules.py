@@ -124,6 +124,12 @@ class ScaledBlock(Block):
         return x + self.mlp_dropout(self.apply_mlp(self.mlp_norm(x), padding) * self.mlp_scale, sample_ids)
 
 
+class Leaking(Block):
+    def forward(self, x, table, sample_ids, padding=None):
+        x = super().forward(x, table, sample_ids, padding)
+        return x - x.mean(1, keepdim=True)
+
+
 class Silent(Block):
     def __init__(self, config, layer):
         super().__init__(config, layer)
@@ -275,6 +281,7 @@ def test_own_parts_train_alike_under_every_layout(
         ),
         ("--model.mlp PARTS:Mixer", "gives other features for a token with another one after it"),
         ("--model.mlp PARTS:Failing", r"Failing fails: AttributeError: .*'nothing'.*\(.*, line \d+\)"),
+        ("--model.block PARTS:Leaking", "gives other features for a token with another one after it; .* sees no later"),
         ("--model.block PARTS:Silent", r'sets the values of attention.o.weight, .* Weight\(initial="own"\)'),
         ("--model.block PARTS:Forgotten", "has a parameter 'scale' without a placement in its weights; try weights"),
         ("--model.block PARTS:WholeMLP", "no class that derives from Block"),
