@@ -30,6 +30,7 @@ from gristmill.io.token_shards import Manifest, SourceRecord
 from gristmill.paths import spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.wording import count_of
+from preprocessing.document_pass import NOTED
 from preprocessing.quality.recipe import RULES
 
 FUNNEL_FILE = "funnel.json"
@@ -151,7 +152,7 @@ def build_funnel(stages: Sequence[Counts], manifests: dict[str, Manifest], warni
             is_of_first_alone = reason == READ or reason.startswith(NOT_READ)
             if is_of_first_alone and position > 0:
                 continue
-            if reason == WRITTEN and position < last:
+            if reason in (WRITTEN, NOTED) and position < last:
                 continue
             outcome = TRAIN if reason == WRITTEN else reason
             whole.add(source, outcome, tally.bytes, tally.documents, tally.files)

@@ -41,7 +41,7 @@ from gristmill_cli.run_records import (
     save_record,
 )
 from gristmill_cli.stages.mix import DecideMix
-from gristmill_cli.stages.pipeline import FIRST_STAGE, context_of, plan_stages
+from gristmill_cli.stages.pipeline import FIRST_STAGE, context_of, find_stage, plan_stages
 from gristmill_cli.stages.spec import StageSpec
 from gristmill_cli.used_up import find_skipped, outside_files, remove_used
 
@@ -117,7 +117,8 @@ def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], No
         seconds = time.monotonic() - began
         counts[stage.name] = found
         if earlier := stage.stage_read(context):
-            check_counts_between(earlier, counts[earlier], stage.reads_reasons, stage.name, found, stage.reads_bytes)
+            reasons = stage.reads_reasons or (find_stage(earlier).keeps,)
+            check_counts_between(earlier, counts[earlier], reasons, stage.name, found, stage.reads_bytes)
         stage.reject_empty(config, found)
         its = list(find_alarms(config, stage.name, found))
         outside = outside_files(config, stage) if config.remove_used else ""

@@ -191,11 +191,13 @@ class _SliceWorker:
             self._reject_changes(done, is_written, batch)
             rows = np.array([document.key.row for document in documents], np.int64)
             self.written.end = int(rows[-1]) + 1
-            self.written.documents += len(rows)
+            self.written.documents += int(is_written.sum())
+        self._count_removed(batch, done, raw_sizes, is_written)
         if sink:
-            self._count(batch, done, raw_sizes, sizes, is_written)
+            for size, before in zip(sizes[is_written].tolist(), raw_sizes[is_written].tolist(), strict=True):
+                self.counts.add_written(self.part.source, size, before)
         else:
-            self.counts.add(self.part.source, NOTED, int(sizes.sum()), len(sizes))
+            self.counts.add(self.part.source, NOTED, int(sizes[is_written].sum()), int(is_written.sum()))
         removed = np.flatnonzero(~is_written).tolist()
         ids: list[str | None] = [None] * len(documents)
         for number in removed:
@@ -262,11 +264,9 @@ class _SliceWorker:
         return rows.astype(np.int64)
 
     def _reject_changes(self, done: Processed, is_written: NDArray[np.bool_], batch: Batch) -> None:
-        changed = np.flatnonzero(done.is_rewritten | ~is_written)
-        for number in changed.tolist():
-            if done.reasons[number].startswith(f"{FAILED}: "):
-                step = done.reasons[number].removeprefix(f"{FAILED}: ")
-                raise UsageError(f"step {step!r} failed at {batch.place(number)}: {done.details[number]}")
+        """Raise UsageError if a step changed or removed a document; one on which a step failed has no facts."""
+        is_failed = np.array([reason.startswith(f"{FAILED}: ") for reason in done.reasons], np.bool_)
+        changed = np.flatnonzero((done.is_rewritten | ~is_written) & ~is_failed)
         if len(changed):
             names = ", ".join(step.name for step in self.steps)
             raise UsageError(
@@ -274,13 +274,8 @@ class _SliceWorker:
                 "documents: expected steps that only note facts"
             )
 
-    def _count(
-        self,
-        batch: Batch,
-        done: Processed,
-        raw_sizes: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        is_written: NDArray[np.bool_],
+    def _count_removed(
+        self, batch: Batch, done: Processed, raw_sizes: NDArray[np.int64], is_written: NDArray[np.bool_]
     ) -> None:
         for number in np.flatnonzero(~is_written).tolist():
             reason = done.reasons[number]
@@ -289,8 +284,6 @@ class _SliceWorker:
                 step = reason.removeprefix(f"{FAILED}: ")
                 what = WORKER_DIED if step == WORKER_DIED else f"step {step!r} failed"
                 self.counts.add_failure(f"{what} at {batch.place(number)}: {done.details[number]}")
-        for size, before in zip(sizes[is_written].tolist(), raw_sizes[is_written].tolist(), strict=True):
-            self.counts.add_written(self.part.source, size, before)
 
     def _note_facts(self, columns: dict[str, pa.Array], malformed: list[tuple[int, str, int]], count: int) -> None:
         """Add the facts of a batch of documents, and of the malformed records between them, in the order of rows."""

@@ -175,7 +175,9 @@ class PassPlan:
             for group in groups:
                 further = self._facts_of(group)
                 given = {"outputs": (), **self._arguments(), **self._names_of(group), **further}
-                yield Task.on_slices(group, process_slices, given, (*further.values(),), self._foreign())
+                yield Task.on_slices(
+                    group, process_slices, given, (*further.values(),), self._foreign(), self.sets_aside
+                )
 
         return read_slices(self.run, "prepare", cut_raw_corpus(self.run, files), plan)
 

@@ -26,9 +26,11 @@ from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
 from gristmill_cli.stages.apply import ApplyFunction
 from gristmill_cli.stages.mix import DecideMix
+from gristmill_cli.stages.note_facts import NoteFacts
 from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus, plan_stages
 from gristmill_cli.stages.spec import StageSpec
 from preprocessing.apply import failed_path
+from preprocessing.document_pass import removed_path
 from preprocessing.mixing.decisions import HELD_OUT_COPY
 from preprocessing.mixing.drops import LISTED
 from preprocessing.mixing.mix_manifest import MixManifest, read_order
@@ -176,8 +178,21 @@ class Tracer:
                     self._add_line(way, line_of_document(self.config, stage, key, name or str(record.raw)))
                     return way
                 key = after
+        failure = self._failure_of_facts(key)
+        if failure:
+            fates.append(Fate(NoteFacts.name, failure))
+            self._add_line(way, line_of_document(self.config, NoteFacts(), key, name or str(record.raw)))
+            return way
         self._follow_mixed(way, key, name or str(record.raw))
         return way
+
+    def _failure_of_facts(self, key: DocKey) -> str:
+        """Return how a step failed on a document after the last stage that writes texts; '' if none did."""
+        table = removed_path(self.out / NoteFacts.output)
+        if not load_record(self.out, NoteFacts.name) or not is_file(table):
+            return ""
+        rows = self._tables.select(table, ["rule", "detail"], _columns_of(key))
+        return f"removed: {rows[0]['rule']}, {rows[0]['detail']}" if rows else ""
 
     def _add_line(self, way: Way, line: str) -> None:
         """Add to the way of a document that was removed the line that keeps it out; '' if none does."""

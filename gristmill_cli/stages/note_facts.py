@@ -6,7 +6,7 @@ from typing import Any
 from gristmill.counts import Counts
 from gristmill.steps import DocumentStep
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from preprocessing.document_pass import NOTED
+from preprocessing.document_pass import NOTED, removed_path
 from preprocessing.prepare import STAGE, prepare
 from preprocessing.steps.model_score import score_steps
 
@@ -18,7 +18,9 @@ class NoteFacts(StageSpec):
     engine = replace(STAGE, name="note_facts")
     output = "facts"
     section = "dedup"
+    is_in_funnel = True
     keeps = NOTED
+    look_at = "OUT/facts.removed.parquet"
     requests = 4.0
     reads_documents = True
 
@@ -31,6 +33,8 @@ class NoteFacts(StageSpec):
             self.steps(run),
             run.options,
             text_column=run.config.text_column,
+            removed=removed_path(run.facts) if run.config.max_failed > 0 else None,
+            max_failed=run.config.max_failed,
             stage=self.engine,
         )
         return counts

@@ -88,15 +88,18 @@ def judging_stage(config: RunConfig) -> StageSpec:
 def context_of(config: RunConfig, stage: StageSpec, options: RunOptions | None = None) -> RunContext:
     """Return what a stage of a run is called with; `options` instead of the configuration's own."""
     writer = None
+    counted_by = None
     for earlier in plan_stages(config):
         if earlier.name == stage.name:
             break
         if earlier.rewrites:
             writer = earlier
+        if earlier.rewrites or earlier.name == NoteFacts.name:
+            counted_by = earlier.name
     corpus = writer.path(config) if writer else config.corpus
     is_last_writer = stage.rewrites and stage.path(config) == clean_corpus(config)
     writer_name = writer.name if writer else None
-    return RunContext(config, options or config.run_options, corpus, writer_name, is_last_writer)
+    return RunContext(config, options or config.run_options, corpus, writer_name, counted_by, is_last_writer)
 
 
 def clean_corpus(config: RunConfig) -> Path:

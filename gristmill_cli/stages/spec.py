@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dedup.steps.fingerprint import Fingerprint
-from gristmill.counts import READ, WRITTEN, Counts
+from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
@@ -30,6 +30,8 @@ class RunContext:
         options: Workers, memory and limits; in a run they share its workers.
         corpus: The folder of the documents that the stage reads.
         corpus_stage: The stage that wrote `corpus`; None before the first.
+        counted_by: The stage whose counts say which documents are read: `corpus_stage`, or note_facts after it, which
+            has no facts of a document on which a step failed.
         is_last_writer: The stage is the last that writes the corpus anew, and notes facts of its documents.
     """
 
@@ -37,6 +39,7 @@ class RunContext:
     options: RunOptions
     corpus: Path
     corpus_stage: str | None = None
+    counted_by: str | None = None
     is_last_writer: bool = False
 
     @property
@@ -114,7 +117,7 @@ class StageSpec:
         notes_facts: It notes facts of its documents if no other stage writes the corpus after it.
         is_in_funnel: It decides what becomes of documents: the funnel has its counts.
         reads: The stage whose documents it reads, or CORPUS. It must count as many documents as that one counted under
-            `reads_reasons` (and as many bytes, with `reads_bytes`).
+            `reads_reasons`, or else under what it keeps (and as many bytes, with `reads_bytes`).
         keeps: The reason under which it must count a document; a run ends otherwise.
         look_at: Where to look if a source loses many documents in it; {source} is the source's name.
         losses: The table in OUT of what documents lost in it, with file, row and removed.
@@ -142,7 +145,7 @@ class StageSpec:
     notes_facts: bool = False
     is_in_funnel: bool = False
     reads: str = CORPUS
-    reads_reasons: tuple[str, ...] = (WRITTEN,)
+    reads_reasons: tuple[str, ...] = ()
     reads_bytes: bool = True
     keeps: str = ""
     look_at: str = ""
@@ -210,7 +213,7 @@ class StageSpec:
 
     def stage_read(self, run: RunContext) -> str | None:
         """Return the name of the stage whose documents it reads; None: counts are not compared."""
-        return run.corpus_stage if self.reads == CORPUS else self.reads
+        return run.counted_by if self.reads == CORPUS else self.reads
 
     def path(self, config: RunConfig) -> Path:
         """Return its output."""

@@ -42,6 +42,13 @@ def checked(batch):
         os._exit(5)
     return batch
 
+def length(texts):
+    if any(text.startswith("deadly 1 30") for text in texts):
+        os._exit(7)
+    if any(text.startswith("deadly") for text in texts):
+        raise ValueError("no length")
+    return [len(text) for text in texts]
+
 def only_together(documents):
     texts = [document.text for document in documents]
     if len(texts) > 1:

@@ -93,6 +93,24 @@ def test_a_retry_gives_the_documents_to_the_function_again(folder: Path) -> None
     assert tree(folder / "out/normalized") == tree(folder / "fresh/normalized")
 
 
+def test_a_score_that_is_noted_after_texts_were_cut_costs_its_documents_alone(folder: Path) -> None:
+    """They are left out of what follows, which reads facts; counts between stages, and the funnel, add up."""
+    toml = "corpus = 'corpus'\nout = 'out'\n[spans]\nmin = 1000\n[scores.mine]\nfunction = 'deadly:length'\n"
+    (folder / "run.toml").write_text(toml)
+    until_mix = ("run", "run.toml", "--until", "mix", "--alarms.source_loss", "0")
+    done = gristmill(folder, *until_mix, "--max_failed", "0.1")
+    assert done.returncode == 0, done.stderr
+    assert "note_facts: 240 read = 1 failed: a worker process died + 2 failed: score mine + 237 noted" in done.stderr
+    assert "filter: 237 read" in done.stderr
+    removed = pq.read_table(folder / "out/facts.removed.parquet").to_pylist()
+    assert {(row["file"].partition("/")[0], int(row["file"][-7]), row["row"]) for row in removed} == DEADLY
+    traced = gristmill(folder, "trace", "out", "book-1-33")
+    assert "removed: failed: score mine, ValueError: no length" in traced.stdout
+    beyond = gristmill(folder, *until_mix, "--max_failed", "0.001")
+    assert beyond.returncode == 2
+    assert "note_facts: functions failed on 3 of 240 documents, more than --max_failed 0.10% allows" in beyond.stderr
+
+
 def test_a_function_that_always_ends_its_process_ends_the_run(folder: Path) -> None:
     (folder / "run.toml").write_text("corpus = 'corpus'\nout = 'out'\n[[steps]]\nkeep = 'deadly:always'\n")
     done = run_until_filter(folder, "--max_failed", "0.9")
