@@ -20,7 +20,6 @@ class NoteFacts(StageSpec):
     section = "dedup"
     is_in_funnel = True
     keeps = NOTED
-    look_at = "OUT/facts.removed.parquet"
     requests = 4.0
     reads_documents = True
 
