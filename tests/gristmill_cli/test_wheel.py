@@ -91,7 +91,9 @@ def test_the_quick_start_of_the_readme_trains_beside_packages_of_the_same_names(
     options = f"{SMALL} --normalize.read_also csv --parallel.micro_batches 2"
     which = "python -c 'import gristmill_cli; print(gristmill_cli.__file__)'"
     done = shell(
-        f"cd {checkout}; {which}; {command} {corpus} {options}", PYTHONPATH=str(site), OUT=str(tmp_path / "out")
+        f"cd {checkout}; {which}; {command} {corpus} {options}",
+        PYTHONPATH=str(site),
+        QUICKSTART_OUT=str(tmp_path / "out"),
     )
     assert done.returncode == 0, done.stderr
     headings = [line.partition(". ")[0] for line in done.stdout.splitlines() if line.startswith("== ")]
