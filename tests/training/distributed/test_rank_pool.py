@@ -103,6 +103,7 @@ def test_a_worker_that_could_not_connect_is_replaced() -> None:
     with RankPool(2, timeout=patience(2), job_timeout=patience(10)) as pool:
         stopped = pool.run(2, add, 1)[1][3]
         os.kill(stopped, signal.SIGSTOP)
+        pool.job_timeout = patience(2)
         with pytest.raises(RankError, match=r"(rank|ranks 0,) 1 did not answer"):
             pool.run(2, add, 1)
         pool.timeout = pool.job_timeout = patience(60)
