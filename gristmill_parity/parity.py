@@ -1,6 +1,6 @@
 """The parity certificate: training computes what independent references do, and every layout what one process does.
 
-`gristmill parity` covers all pairs of options, in three to four minutes on two idle cores; `--full` runs every layout.
+`gristmill parity` covers all pairs of options, in two to three minutes on two idle cores; `--full` runs every layout.
 """
 
 import json
