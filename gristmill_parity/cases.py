@@ -41,7 +41,7 @@ SHRUNK = {
     "qwen3-0.6b": Shrunk({"head_dim": 20}),
     "gpt-neox-20b": Shrunk({"rope_fraction": 0.34}),
     "bloom-176b": Shrunk({"ffn_width": 384, "heads": 6, "kv_heads": 6}),  # 112 heads are no power of two
-    "opt-175b": Shrunk({"init_std": 0.05}),  # with larger ones rounding moves an input across ReLU's kink in 50 steps
+    "opt-175b": Shrunk({"init_std": 0.04}),  # with larger ones rounding moves an input across ReLU's kink in 50 steps
     "mixtral-8x7b": Shrunk({"experts": 4, "balance": "none"}),  # references have no auxiliary loss by default
     "qwen3-30b-a3b": Shrunk({
         "head_dim": 20, "experts": 5, "experts_per_token": 2, "expert_width": 48, "balance": "none",
@@ -64,7 +64,7 @@ SHRUNK = {
     "mt-nlg-530b": Shrunk(has_own_parts=False),
     "pythia-160m": Shrunk({"rope_fraction": 0.34}, has_own_parts=False),
     "bloom-560m": Shrunk({"ffn_width": 384}, has_own_parts=False),
-    "opt-125m": Shrunk({"init_std": 0.05}, has_own_parts=False),
+    "opt-125m": Shrunk({"init_std": 0.04}, has_own_parts=False),
 }  # fmt: skip
 
 
