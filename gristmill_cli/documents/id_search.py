@@ -41,7 +41,7 @@ class IdSearch(Rejects):
 
     def look_at(self, document: Document) -> None:
         """Note a document if its id or url is one of those."""
-        for name in {document.own_id, str(document.value("url"))}:
+        for name in {document.own_id, str(document.value("url") or "")}:
             if name is not None and name in self._wanted:
                 self.documents[name].append(document.key)
 

@@ -343,6 +343,7 @@ def test_the_command_prints_each_stage(config: RunConfig) -> None:
     [
         ("own/a.jsonl@4000", "knows no document own/a.jsonl@4000: expected a key"),
         ("nobody", "no document with the id or url 'nobody'"),
+        ("None", "no document with the id or url 'None'"),  # most documents have no url
         ("train@100000", "document 100,000 of train: expected one from 0 to"),
         ("tokens/train/tokens_00000@100000", "tokens_00000@100000: expected a document from 0 to"),
         ("tokens/train/tokens_00009@0", "has no shard tokens_00009"),
