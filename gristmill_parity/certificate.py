@@ -6,16 +6,19 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 from rich.console import Console, Group
 from rich.markup import escape
-from rich.progress import Progress
+from rich.progress import Progress, Task
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.engine.execution.progress import log_lines
 from gristmill.wording import count_of
 from gristmill_parity.cases import Case, all_cases, covering_cases
 from gristmill_parity.comparison import QUANTITIES, CaseResult, Certifier, limits
@@ -120,13 +123,29 @@ def run_cases(cases: Sequence[Case], device: Literal["cpu", "cuda"], seconds: fl
         ThreadPoolExecutor(max(1, len(lanes))) as threads,
     ):
         bar = progress.add_task("cases", total=len(cases))
-        try:
-            running = [threads.submit(run_lane, lane) for lane in lanes]
-            for future in running:
-                future.result()
-        finally:
-            ended.set()
+        with _lines_in_log(progress.console, progress.tasks[bar]):
+            try:
+                running = [threads.submit(run_lane, lane) for lane in lanes]
+                for future in running:
+                    future.result()
+            finally:
+                ended.set()
     return [rows[case] for case in cases if case in rows]
+
+
+def _lines_in_log(console: Console, bar: Task) -> AbstractContextManager[None]:
+    """Print a line a minute with the rows done and the time left, where no terminal shows the bar."""
+    started = time.monotonic()
+
+    def line() -> str:
+        done = f"parity: {bar.completed:,.0f} of {bar.total or 0:,.0f} rows"
+        if not bar.completed:
+            return done
+        seconds_a_row = (time.monotonic() - started) / bar.completed
+        left = timedelta(seconds=round(seconds_a_row * (bar.remaining or 0)))
+        return f"{done}, {left} left"
+
+    return nullcontext() if console.is_terminal else log_lines(line)
 
 
 def _lanes(cases: Sequence[Case], device: str) -> list[list[Case]]:

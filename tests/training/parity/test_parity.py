@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -46,8 +47,9 @@ def test_reports_hold_every_row_and_every_refusal(capsys: pytest.CaptureFixture[
 def test_the_command_line(tmp_path: Path) -> None:
     name = "llama dp1 tp1 pp1 fp32"  # of a row beside the plain decoder, and of one beside one process
     run = [sys.executable, "-m", "gristmill_cli", "parity", "--only", name, "--out", tmp_path / "c.md"]
-    done = subprocess.run(run, capture_output=True, text=True)
+    done = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "GRISTMILL_LOG_SECONDS": "0.2"})
     assert done.returncode == 0, done.stderr
+    assert "parity: 0 of 2 rows\n" in done.stderr  # a line now and then, as this is no terminal
     assert "2 rows, 2 green, 0 red" in done.stdout and name in done.stdout and "refused" not in done.stdout
     assert "**red**" not in (tmp_path / "c.md").read_text()
 
