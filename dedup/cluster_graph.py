@@ -353,24 +353,24 @@ def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarit
 
 
 @kernel
-def _compare_all(members: np.ndarray, starts: np.ndarray, marks: np.ndarray, found: np.ndarray) -> None:
+def _compare_all(members: np.ndarray, starts: np.ndarray, marks: np.ndarray, similarities: np.ndarray) -> None:
     """Fill `found` (n × n) with the Jaccard similarities of the sets members[starts[i] : starts[i + 1]].
 
     Members are indices of `marks` (scratch, all 0): those of one set are marked, and counted in each other set.
     """
-    for one in range(len(found)):
-        a = members[starts[one] : starts[one + 1]]
+    for first in range(len(similarities)):
+        a = members[starts[first] : starts[first + 1]]
         for member in a:
             marks[member] = 1
-        for other in range(one, len(found)):
-            b = members[starts[other] : starts[other + 1]]
+        for second in range(first, len(similarities)):
+            b = members[starts[second] : starts[second + 1]]
             shared = np.int64(0)
             for member in b:
                 shared += marks[member]
             if len(a) and len(b):
                 similarity = shared / (len(a) + len(b) - shared)
-                found[one, other] = similarity
-                found[other, one] = similarity
+                similarities[first, second] = similarity
+                similarities[second, first] = similarity
         for member in a:
             marks[member] = 0
 

@@ -95,9 +95,9 @@ def write_pairs(edges: FileSet, document_ids: DocumentIds, documents: dict[str, 
     """Task: write edges as lines of keys; count the documents paired, of `documents` in each file."""
     is_paired = np.zeros(len(document_ids) // 8 + 1, np.uint8)  # one bit per document
     with atomic_write(out_file) as temporary, temporary.open("wb") as file:
-        for found in read_edges(edges):
-            for start in np.arange(0, len(found), _BLOCK):
-                block = found[start : start + _BLOCK]
+        for edge_block in read_edges(edges):
+            for start in np.arange(0, len(edge_block), _BLOCK):
+                block = edge_block[start : start + _BLOCK]
                 one, other = (document_ids.keys(block[:, end]) for end in (0, 1))
                 pairs = pc.binary_join_element_wise(one, other, " :: ").to_pylist()
                 file.write("".join(f"{pair}\n" for pair in pairs).encode())

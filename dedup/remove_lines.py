@@ -119,7 +119,7 @@ def _find_repeats(
     groups = group_slices(slices)
     repeats, _ = join_digests(run, digested, GROUP_UNIT, "repeats", join_units, join_arguments)
     outputs = tuple(run.work / "repeats" / f"{group[0].label}.bin" for group in groups)
-    given = {"found": repeats, "outputs": outputs}
+    given = {"repeats": repeats, "outputs": outputs}
     run.step("split", [Task("split", split_repeats, given, outputs, memory=run.options.memory_bytes)])
     return {group[0].label: output for group, output in zip(groups, outputs, strict=True)}
 

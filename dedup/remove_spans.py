@@ -159,12 +159,12 @@ def _find_spans(
     opened = run.step("windows", windows)
     joined = {"keep": keep}
     of_windows, _ = join_digests(run, opened, GROUP_WINDOW, "windows", join_windows, joined, "scatter windows")
-    found = FileSet((*of_blocks.paths, *of_windows.paths))
+    span_files = FileSet((*of_blocks.paths, *of_windows.paths))
     cuts = tuple(spans.cuts.values())
     kept = tuple(spans.kept.values())
     tasks = [
-        Task("cuts", split_cuts, {"spans": found, "size": size, "outputs": cuts}, cuts, memory=memory // 2),
-        Task("kept", split_kept, {"spans": found, "size": size, "outputs": kept}, kept, memory=memory // 2),
+        Task("cuts", split_cuts, {"spans": span_files, "size": size, "outputs": cuts}, cuts, memory=memory // 2),
+        Task("kept", split_kept, {"spans": span_files, "size": size, "outputs": kept}, kept, memory=memory // 2),
     ]
     run.step("split again", tasks)
     return spans

@@ -89,11 +89,11 @@ class _Columns:
         return _to_python(self._read(column, indices), column)
 
     def _read(self, column: str, indices: Indices) -> pa.ChunkedArray | Iterable[pa.Scalar]:
-        found = self._table.column(column)
+        values = self._table.column(column)
         if len(indices) and indices[-1] - indices[0] == len(indices) - 1 and (np.diff(indices) == 1).all():
-            return found.slice(indices[0], len(indices))
+            return values.slice(indices[0], len(indices))
         # One by one: Arrow's take copies all chunks of the column into one, which cannot hold 2 GiB of strings.
-        return (found[index] for index in indices.tolist())
+        return (values[index] for index in indices.tolist())
 
 
 class _HuggingFaceDataset(_Columns):

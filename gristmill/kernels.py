@@ -191,14 +191,14 @@ class _KernelCache:
 
         rtsys.initialize(target)  # numba's own cache calls target.refresh(): a second of imports, for compiling alone
         name = self._file_name(signature, target.codegen())
-        found = None
+        overload = None
         for folder in cache_folders():
             try:
-                found = CompileResult._rebuild(target, *pickle.loads((folder / name).read_bytes()))
+                overload = CompileResult._rebuild(target, *pickle.loads((folder / name).read_bytes()))
                 break
             except Exception:  # not there, damaged, or written by an unreleased numba: it is compiled again
                 continue
-        return found
+        return overload
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Write a compiled kernel to the first folder that can be written, and remove its outdated versions."""

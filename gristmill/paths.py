@@ -66,14 +66,14 @@ def object_name(path: Path | str) -> ObjectName:
     ObjectName(scheme='hf', bucket='datasets/org/name@refs/pr/1', key='a/b.txt')
     """
     text = os.fspath(path)
-    found = _REMOTE.search(text)
-    assert found, f"{path} is not remote"
-    rest = os.path.normpath("/" + text[found.end() :]).lstrip("/")
-    if found[1] == "hf":
+    match = _REMOTE.search(text)
+    assert match, f"{path} is not remote"
+    rest = os.path.normpath("/" + text[match.end() :]).lstrip("/")
+    if match[1] == "hf":
         end = len(_HUB_DATASET.match(rest)[0])  # type: ignore[index]
     else:
         end = len(rest.partition("/")[0])
-    return ObjectName(found[1], rest[:end], rest[end + 1 :])
+    return ObjectName(match[1], rest[:end], rest[end + 1 :])
 
 
 def copy_name(folder: Path, path: Path) -> Path:
@@ -114,11 +114,11 @@ def unknown_scheme(path: Path | str) -> str:
     ('', '')
     """
     text = os.fspath(path)
-    found = _UNKNOWN.match(text)
-    if not found or found[1] in SCHEMES:
+    match = _UNKNOWN.match(text)
+    if not match or match[1] in SCHEMES:
         return ""
-    url = f"{found[1]}://{text[found.end() :].lstrip('/')}"
-    return f"{url}: the scheme {found[1]} is not known: expected a folder, or {'://, '.join(SCHEMES)}://"
+    url = f"{match[1]}://{text[match.end() :].lstrip('/')}"
+    return f"{url}: the scheme {match[1]} is not known: expected a folder, or {'://, '.join(SCHEMES)}://"
 
 
 def unknown_scheme_in(value: Any) -> str:

@@ -226,10 +226,10 @@ def call_apart(function: Callable[..., Any], **arguments: Any) -> Any:
             f"the process of {function.__name__} died ({how}): most often the machine ran out of memory. Give a "
             "smaller --sample, or more memory"
         )
-    is_error, found = pickle.loads(answer)
+    is_error, result = pickle.loads(answer)
     if is_error:
-        raise found
-    return found
+        raise result
+    return result
 
 
 def processor_seconds() -> float:

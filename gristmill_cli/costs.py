@@ -73,19 +73,19 @@ class Estimate:
         return max(stage.disk_bytes for stage in self.stages)
 
 
-def cost_table(found: Estimate) -> Table:
+def cost_table(estimate: Estimate) -> Table:
     """Return a table with a row for each stage, and their total."""
-    extent = found.extent
+    extent = estimate.extent
     title = (
         f"{count_of(extent.documents, 'document')}, {decimal(extent.text_bytes)} of text in "
         f"{count_of(extent.files, 'file')}"
     )
-    names = ("core time", "share", f"on {found.cores:,}", "read", "written", "on disk", "requests")
+    names = ("core time", "share", f"on {estimate.cores:,}", "read", "written", "on disk", "requests")
     table = Table("stage", title=title, box=None, title_justify="left", pad_edge=False)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    total = found.total
-    for stage in [*found.stages, total]:
+    total = estimate.total
+    for stage in [*estimate.stages, total]:
         share = f"{stage.core_seconds / total.core_seconds:.0%}" if total.core_seconds else ""
         sizes = [decimal(int(size)) for size in (stage.read_bytes, stage.written_bytes, stage.disk_bytes)]
         table.add_row(
@@ -98,33 +98,33 @@ def cost_table(found: Estimate) -> Table:
 _SHORT_NAMES = {stage.name: stage.command for stage in STAGES if stage.command}
 
 
-def explanation(found: Estimate, given: float | None, core_price: float, storage_price: float) -> str:
+def explanation(estimate: Estimate, given: float | None, core_price: float, storage_price: float) -> str:
     """Sentences: the sum, what isn't linear, the prices, and what the sample was.
 
     `given` is the fraction of duplicates, if one was; prices are of a core for an hour and of a TB for a month.
     """
-    total = found.total
-    of_sample = f"{found.duplicates:.1%} of the sample's documents"
+    total = estimate.total
+    of_sample = f"{estimate.duplicates:.1%} of the sample's documents"
     duplicates = f"{given:.1%} of the documents, as given; {of_sample}" if given is not None else (
         f"{of_sample}. A whole corpus has more: then `remove` reads more texts, and\n"
         "less is encoded; try --duplicates 0.4"
     )  # fmt: skip
     prices = ""
     if core_price:
-        hours = found.core_hours_paid
+        hours = estimate.core_hours_paid
         price = hours * core_price
-        prices += f"Machines: {found.cores:,} cores for {duration(total.wall_seconds)} are {hours:,.1f} core hours"
+        prices += f"Machines: {estimate.cores:,} cores for {duration(total.wall_seconds)} are {hours:,.1f} core hours"
         prices += f" at {core_price:g}: {price:,.2f}.\n"
     if storage_price:
-        size = found.largest_disk
+        size = estimate.largest_disk
         price = size / 1e12 * storage_price
         prices += f"Storage: {decimal(int(size))} at {storage_price:g} a TB and month: {price:,.2f} a month.\n"
     return (
-        f"\n{total.core_seconds / 3600 / (found.extent.text_bytes / 1e12):,.0f} core hours per TB of text; "
-        f"{count_of(total.requests, 'request')} if everything is in a bucket, about ${found.dollars:,.2f}.\nScaled "
+        f"\n{total.core_seconds / 3600 / (estimate.extent.text_bytes / 1e12):,.0f} core hours per TB of text; "
+        f"{count_of(total.requests, 'request')} if everything is in a bucket, about ${estimate.dollars:,.2f}.\nScaled "
         "linearly with the text, from two runs; train_tokenizer grows with --tokenizer.sample instead.\nIt is one "
         f"process, and so is the end of cluster and remove, whatever the number of cores.\n"
         f"{prices}Duplicates: {duplicates}.\n"
-        f"Measured on this machine with {decimal(found.sample.text_bytes)} of text, "
-        f"{count_of(found.sample.documents, 'document')}."
+        f"Measured on this machine with {decimal(estimate.sample.text_bytes)} of text, "
+        f"{count_of(estimate.sample.documents, 'document')}."
     )

@@ -222,9 +222,9 @@ def documents_of(file: CorpusFile, refused: Counts) -> Iterator[tuple[bytes, int
         print(f"note: left out, as `gristmill run` does: {error}", file=sys.stderr)
 
 
-def _note_refused(found: Counts, most: float) -> None:
+def _note_refused(counts: Counts, max_malformed: float) -> None:
     try:
-        found.check_malformed(FIRST_STAGE, most)
+        counts.check_malformed(FIRST_STAGE, max_malformed)
     except TooManyMalformed as error:
         print(f"note: `gristmill run` would refuse this corpus. {error}", file=sys.stderr)
 
@@ -362,14 +362,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _estimate_and_print(arguments: list[str]) -> None:
     config = load_config(EstimateConfig, arguments, prog="gristmill estimate")
-    found = estimate(config)
+    estimated = estimate(config)
     console = wide_console()
     if config.json:
-        console.print(found.to_json(), highlight=False, markup=False)
+        console.print(estimated.to_json(), highlight=False, markup=False)
         return
-    console.print(cost_table(found))
+    console.print(cost_table(estimated))
     console.print(
-        explanation(found, config.duplicates, config.core_price, config.storage_price), highlight=False, markup=False
+        explanation(estimated, config.duplicates, config.core_price, config.storage_price),
+        highlight=False,
+        markup=False,
     )
 
 

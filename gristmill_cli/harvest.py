@@ -76,17 +76,17 @@ def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
         require(same, f"{out_dir} has {before.megabytes:g} megabytes, not {megabytes:g}; try another folder")
         if before.documents:
             return before
-    found = Harvest(megabytes)
+    harvest = Harvest(megabytes)
     left = int(megabytes * MEGABYTE)
     with wrap_write_errors(marker):
         marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.write_bytes(msgspec.json.encode(found))
+        marker.write_bytes(msgspec.json.encode(harvest))
     for source, rules in _sources().items():
         budget = left if source == "github" else int(megabytes * MEGABYTE) // 4
-        _gather(out_dir, source, rules, budget, found)
-        left -= found.bytes[source]
-    atomic_write_bytes(marker, msgspec.json.encode(found))
-    return found
+        _gather(out_dir, source, rules, budget, harvest)
+        left -= harvest.bytes[source]
+    atomic_write_bytes(marker, msgspec.json.encode(harvest))
+    return harvest
 
 
 Rule = tuple[list[Path], str, Callable[[str, str], str]]  # folders, regex of relative paths, (content, path) → text
@@ -119,29 +119,30 @@ def _sources() -> dict[str, list[Rule]]:
     }
 
 
-def _gather(out_dir: Path, source: str, rules: list[Rule], budget: int, found: Harvest) -> None:
+def _gather(out_dir: Path, source: str, rules: list[Rule], budget: int, harvest: Harvest) -> None:
     suffix = {"docs": ".parquet", "licences": ".jsonl.zst"}.get(source, ".jsonl")
-    found.documents[source] = found.bytes[source] = 0
+    harvest.documents[source] = harvest.bytes[source] = 0
     # groupby asks for a record's key right after the record was counted, so the bytes so far number its file.
-    records = groupby(_records(rules, budget, source, found), key=lambda _: found.bytes[source] // OUTPUT_FILE_BYTES)
-    for number, (_, of_file) in enumerate(records):
+    records = _records(rules, budget, source, harvest)
+    records_of_files = groupby(records, key=lambda _: harvest.bytes[source] // OUTPUT_FILE_BYTES)
+    for number, (_, of_file) in enumerate(records_of_files):
         path = out_dir / source / f"{source}_{number:02d}{suffix}"
         with wrap_write_errors(path):
             atomic_write_bytes(path, _encode(list(of_file), suffix))
 
 
-def _records(rules: list[Rule], budget: int, source: str, found: Harvest) -> Iterator[dict[str, object]]:
+def _records(rules: list[Rule], budget: int, source: str, harvest: Harvest) -> Iterator[dict[str, object]]:
     """Yield the documents that fit into `budget` bytes, and count them."""
     oversized = 0
     for file, path, origin, render in _candidates(rules):
         text = _read_text(file, path, render)
         size = len(text.encode())
-        oversized += found.bytes[source] + size > budget
+        oversized += harvest.bytes[source] + size > budget
         if oversized == MAX_OVERSIZED:
             return
-        if 0 < size <= budget - found.bytes[source]:
-            found.documents[source] += 1
-            found.bytes[source] += size
+        if 0 < size <= budget - harvest.bytes[source]:
+            harvest.documents[source] += 1
+            harvest.bytes[source] += size
             yield {"text": text, "meta": {"path": path, "origin": origin}}
 
 

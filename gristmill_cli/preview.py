@@ -65,12 +65,12 @@ def preview(
     rules = load_recipe(recipe)
     if documents < 1:
         raise UsageError(f"--documents {documents}: expected 1 or more")
-    found = read_corpus(corpus, text_column, on_malformed="skip")
+    given = read_corpus(corpus, text_column, on_malformed="skip")
     if corpus.suffix == ".toml":
         require(text_column == "text", f"--text_column has no effect with {corpus}, which names it: leave it out")
-        found = _documents_of(load_config(RunConfig, ["--config", str(corpus)]))
+        given = _documents_of(load_config(RunConfig, ["--config", str(corpus)]))
     try:
-        sample, total = _sample(found, documents, seed)
+        sample, total = _sample(given, documents, seed)
     except UsageError as error:
         if not is_folder(corpus):
             raise

@@ -113,16 +113,16 @@ def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], No
         context = context_of(config, stage, options)
         began = time.monotonic()
         with options_as_typed(stage.section):
-            found = stage.call(context)
+            stage_counts = stage.call(context)
         seconds = time.monotonic() - began
-        counts[stage.name] = found
+        counts[stage.name] = stage_counts
         if earlier := stage.stage_read(context):
             reasons = stage.reads_reasons or (find_stage(earlier).keeps,)
-            check_counts_between(earlier, counts[earlier], reasons, stage.name, found, stage.reads_bytes)
-        stage.reject_empty(config, found)
-        its = list(find_alarms(config, stage.name, found))
+            check_counts_between(earlier, counts[earlier], reasons, stage.name, stage_counts, stage.reads_bytes)
+        stage.reject_empty(config, stage_counts)
+        its = list(find_alarms(config, stage.name, stage_counts))
         outside = outside_files(config, stage) if config.remove_used else ""
-        save_record(config, stage, found, round(seconds, 3), earlier_records[stage.name], its, outside)
+        save_record(config, stage, stage_counts, round(seconds, 3), earlier_records[stage.name], its, outside)
         if stage.name == DecideMix.name:
             note_list(config)
         alarms += its
@@ -216,14 +216,14 @@ def _next_steps(out: Path, held_out_documents: int, share: float) -> str:
     folders = (f"tokens/{TRAIN}", f"tokens/{HELD_OUT}", "model")
     train, held_out, model = (shlex.quote(str(local / name)) for name in folders)
     copy = f"copy {tokens} to a disk, and there " if needs_copies else ""
-    found = f"\nfunnel: {out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
+    lines = f"\nfunnel: {out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
     if not held_out_documents:
         return spell_urls(
-            f"{found}The holdout is empty, and training needs one: run again with more documents, or with a larger "
+            f"{lines}The holdout is empty, and training needs one: run again with more documents, or with a larger "
             f"--mix.holdout than {share:g}, such as 0.1"
         )
     return spell_urls(
-        f"{found}to train: {copy}torchrun --nproc_per_node=2 -m gristmill_cli.train --data.train {train} "
+        f"{lines}to train: {copy}torchrun --nproc_per_node=2 -m gristmill_cli.train --data.train {train} "
         f"--data.holdout {held_out} --out_dir {model}"
     )
 

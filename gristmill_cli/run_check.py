@@ -57,12 +57,12 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     check_max_failed(config.max_failed)
     if sources is None:
         with _section("normalize"):
-            found = scan_inputs(config, config.corpus)
-            web_libraries(file.name for file in found.files)  # raises if they are missing
-        _note_texts(found)
-        _note_arc(found)
-        _note_top(config, found)
-        sources = {file.source for file in found.files}
+            scanned = scan_inputs(config, config.corpus)
+            web_libraries(file.name for file in scanned.files)  # raises if they are missing
+        _note_texts(scanned)
+        _note_arc(scanned)
+        _note_top(config, scanned)
+        sources = {file.source for file in scanned.files}
     for stage in STAGES:
         with _section(stage.section):
             stage.check(config, sources)
@@ -253,4 +253,4 @@ def spell_options(message: str, section: str) -> str:
     '--mix.holdout 2: expected a fraction; see --mix.seed and --workers'
     """
     names = {field.name for field in fields(get_type_hints(RunConfig)[section])} if section else set()
-    return _OPTION.sub(lambda found: f"--{section}.{found[1]}" if found[1] in names else found[0], message)
+    return _OPTION.sub(lambda match: f"--{section}.{match[1]}" if match[1] in names else match[0], message)

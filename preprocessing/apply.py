@@ -175,16 +175,16 @@ def _find_failing(loaded: "DocumentFunction", call: "_Call", error: "_Failed") -
     if len(call.errors) >= MANY_FAILING and len(call.errors) > len(rows) // 2:
         raise UsageError(str(error)) from error
     for chosen in (rows[-1:], rows[-_MAX_SEARCHED:-1]):
-        found = dict[int, str]()
+        reasons = dict[int, str]()
         for document in read_chosen(call.part, chosen):
             alone = _Call(call.name, call.part, iter([document]), Counts({}, []), {})
             try:
                 for _ in alone.run(loaded):
                     pass
             except _Failed as own:
-                found[document.key.row] = own.detail
-        if found:
-            return found
+                reasons[document.key.row] = own.detail
+        if reasons:
+            return reasons
     raise UsageError(str(error)) from error
 
 
@@ -348,9 +348,9 @@ class _Call:
         column = document.text_column
         text = document.text
         stored = document.value(column) if column in document.fields else text
-        for found in (text, stored):
-            if not isinstance(found, str):
-                raise UsageError(f"{self.name} yielded {document.key} with a text of type {type(found).__name__}")
+        for given in (text, stored):
+            if not isinstance(given, str):
+                raise UsageError(f"{self.name} yielded {document.key} with a text of type {type(given).__name__}")
         if stored != text and document.original not in (text, stored):
             raise UsageError(
                 f"{self.name} yielded {document.key} with one text in `text` and another in fields[{column!r}]: set one"

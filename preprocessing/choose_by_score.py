@@ -83,18 +83,18 @@ def list_low_scores(
                 "facts": FileSet(tuple(bundle)), "choices": choices, "cuts": cuts, "ranks": ranks, "output": output,
             }  # fmt: skip
             tasks.append(Task(name, find_low_rows, arguments, (output,)))
-        found = run.step(_FIND, tasks)
-        keys = FileSet(tuple(run.ledger.path(record.outputs[0]) for record in found.records))
+        listed = run.step(_FIND, tasks)
+        keys = FileSet(tuple(run.ledger.path(record.outputs[0]) for record in listed.records))
         merging = {"keys": keys, "output_file": output_file}
         run.step("merge", [Task("merge", merge_low, merging, (output_file,), memory=options.memory_bytes)])
         banded = [choice for choice in choices if choice.bands]
         if bands_file:
-            sources = sorted(found.counts.tallies)
+            sources = sorted(listed.counts.tallies)
             arguments = {"choice": banded[0], "cuts": cuts, "sources": sources, "ranks": ranks, "output": bands_file}
             run.step("bands", [Task("bands", write_bands, arguments, (bands_file,))])
-        counts = run.finish(found.counts.merge(run.note("files that are read", count_files(files))))
+        counts = run.finish(listed.counts.merge(run.note("files that are read", count_files(files))))
     if run.ran and not options.quiet:
-        joined = join_sums(part for parts in found.values(list[ScoreSums]) for part in parts)
+        joined = join_sums(part for parts in listed.values(list[ScoreSums]) for part in parts)
         limits = Cuts(cuts)
         kept: dict[tuple[str, str], float] = {}
         for choice in choices:

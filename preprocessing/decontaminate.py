@@ -128,8 +128,8 @@ def decontaminate(
             run, "search", files, targets, search_slices, {**arguments, "policy": policy, "margin": margin},
             table=table,
         )  # fmt: skip
-        found = {"table": table, "common": boilerplate, "summary": summary, "report": report}
-        run.step("report", [Task("report", write_report, found, (report,))])
+        inputs = {"table": table, "common": boilerplate, "summary": summary, "report": report}
+        run.step("report", [Task("report", write_report, inputs, (report,))])
         counts = run.finish(done.counts)
     if not options.quiet:
         for line in describe(read_report(report)):
@@ -259,8 +259,8 @@ def count_documents(group: SliceGroup, index: IndexFiles, near: float, outputs: 
                 words = find_words(document.text)
                 ngrams.update(benchmarks.keys_in(words).tolist())
                 items.update({match.item for match in benchmarks.find_near(words)})
-    for output, found in zip(outputs, (ngrams, items), strict=True):
-        write_array(output, np.array(sorted(found.items()), _KEY_COUNT))
+    for output, documents_of in zip(outputs, (ngrams, items), strict=True):
+        write_array(output, np.array(sorted(documents_of.items()), _KEY_COUNT))
     return counts
 
 

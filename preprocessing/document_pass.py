@@ -323,11 +323,11 @@ def _encode(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array.dictionary_encode() if pa.types.is_dictionary(kind) else array
 
 
-def _spread(found: tuple[NDArray[np.int64], NDArray[Any]] | None, count: int, kind: str) -> pa.Array:
+def _spread(noted: tuple[NDArray[np.int64], NDArray[Any]] | None, count: int, kind: str) -> pa.Array:
     """Return a column of `count` values from those at some positions; null elsewhere."""
-    if found is None:
+    if noted is None:
         return pa.nulls(count, TYPES[kind])
-    positions, values = found
+    positions, values = noted
     if len(positions) == count:
         return pa.array(values, TYPES[kind])
     full = np.zeros(count, values.dtype)

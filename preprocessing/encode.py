@@ -160,11 +160,11 @@ def _gather(run: StageRun, encoded: StepResult, buckets: int) -> list[PartRows]:
     files = [run.ledger.path(record.outputs[0]) for record in encoded.records]
     folder = run.work / "parts"
     files_a_part = gather(run, files, parts, row_bytes, FAN_OUT, folder, COMPRESSION)
-    found = []
+    rows_of_parts = []
     for part in range(parts):
         paths = tuple(part_path(folder, part, number) for number in range(files_a_part))
-        found.append((Share(part, parts), FileSet(paths)))
-    return found
+        rows_of_parts.append((Share(part, parts), FileSet(paths)))
+    return rows_of_parts
 
 
 def _group_parts(parts: list[PartRows], encoded: StepResult, shard_bytes: int) -> list[list[PartRows]]:

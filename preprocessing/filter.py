@@ -82,13 +82,13 @@ def filter(
         label=output_file.name, part="" if dataset_name == "all" else dataset_name,
     ) as run:  # fmt: skip
         slices = cut_raw_corpus(run, files)
-        found = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold, unit) for it in groups])
-        found.counts.check_malformed(STAGE.name, options.max_malformed)
+        listed = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold, unit) for it in groups])
+        listed.counts.check_malformed(STAGE.name, options.max_malformed)
         if dataset_name == "all":
-            run.step("merge", [_merge_task(run, found.records, output_file)])
+            run.step("merge", [_merge_task(run, listed.records, output_file)])
         else:
             _merge_data_sets(run, output_file)
-        counts = run.finish(found.counts)
+        counts = run.finish(listed.counts)
     note_count_mismatch(n_docs, counts, options)
     return counts
 
@@ -131,9 +131,9 @@ def list_short(
             output = run.ledger.root / STATE_DIR / run.output / f"{name}.short.parquet"
             arguments = {"facts": FileSet(tuple(bundle)), "threshold": threshold, "unit": unit, "output": output}
             tasks.append(Task(name, find_short_rows, arguments, (output,)))
-        found = run.step(_FIND, tasks)
-        run.step("merge", [_merge_task(run, found.records, output_file)])
-        return run.finish(found.counts.merge(run.note("files that are read", count_files(files))))
+        listed = run.step(_FIND, tasks)
+        run.step("merge", [_merge_task(run, listed.records, output_file)])
+        return run.finish(listed.counts.merge(run.note("files that are read", count_files(files))))
 
 
 def find_short_rows(facts: FileSet, threshold: int, unit: SizeUnit, output: Path) -> Counts:
@@ -142,14 +142,14 @@ def find_short_rows(facts: FileSet, threshold: int, unit: SizeUnit, output: Path
     rows = defaultdict[str, list[NDArray[np.int64]]](list)
     measure = FORM_CHARACTERS if unit == "character" else FORM_BYTES
     for path in facts.paths:
-        for name, found in written_by_file(path, (measure, "bytes")):
-            is_short_row = found[measure].to_numpy() < threshold
-            sizes = found["bytes"].to_numpy()
+        for name, facts_of_file in written_by_file(path, (measure, "bytes")):
+            is_short_row = facts_of_file[measure].to_numpy() < threshold
+            sizes = facts_of_file["bytes"].to_numpy()
             for reason, chosen in ((SHORT, is_short_row), (KEPT, ~is_short_row)):
                 if chosen.any():
                     counts.add(source_of(name), READ, int(sizes[chosen].sum()), int(chosen.sum()))
                     counts.add(source_of(name), reason, int(sizes[chosen].sum()), int(chosen.sum()))
-            rows[name].append(found["row"].to_numpy()[is_short_row])
+            rows[name].append(facts_of_file["row"].to_numpy()[is_short_row])
     write_keys(output, {name: np.concatenate(blocks) for name, blocks in rows.items()})
     return counts
 
@@ -171,7 +171,7 @@ def find_short(group: SliceGroup, threshold: int, unit: SizeUnit, output: Path) 
             counts.add(part.source, SHORT if short else KEPT, document.read_bytes)
             if short:
                 rows[part.name].append(document.key.row)
-    write_keys(output, {file: np.array(found, np.int64) for file, found in rows.items()})
+    write_keys(output, {file: np.array(rows_of_file, np.int64) for file, rows_of_file in rows.items()})
     return counts
 
 

@@ -75,7 +75,7 @@ def normalize_text(
         check_ftfy()
     with listed_once(data_dir):
         if sources:
-            found = scan_sources(data_dir, sources, text_column, skip_odd_names)
+            corpora = scan_sources(data_dir, sources, text_column, skip_odd_names)
         else:
             listed = scan_corpus(
                 data_dir,
@@ -84,11 +84,11 @@ def normalize_text(
                 skip_odd_names=skip_odd_names,
                 extract=extract,
             )
-            found = [(data_dir, listed)]
-        corpus = join_corpora(found)
+            corpora = [(data_dir, listed)]
+        corpus = join_corpora(corpora)
         reads = dict[Path, list[Path]]()
         files = corpus.files
-        for folder, part in found:
+        for folder, part in corpora:
             reads.setdefault(folder, []).extend(paths_of(part.files))
         targets = plan_targets(files, target_dir, zst)
         chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]

@@ -88,10 +88,10 @@ def prepare(
     written_to = documents_dir or data_dir
     reject_overlapping_folders(facts_dir, written_to)
     with listed_once(data_dir):
-        found = _list_corpus(data_dir, sources, text_column, read_also, skip_odd_names, extract)
-        corpus = join_corpora(found)
+        corpora = _list_corpus(data_dir, sources, text_column, read_also, skip_odd_names, extract)
+        corpus = join_corpora(corpora)
         reads = dict[Path, list[Path]]()
-        for folder, listed in found:
+        for folder, listed in corpora:
             reads.setdefault(folder, []).extend(paths_of(listed.files))
         targets = plan_targets(corpus.files, documents_dir, zst) if documents_dir else {}
         names = {name: path.relative_to(written_to).as_posix() for name, path in targets.items()}

@@ -125,9 +125,9 @@ def encode_slices(group: SliceGroup, tokenizer: Path, begin: int, end: int, toke
     `begin` and `end` are the ids that begin and end each document; -1: none.
     """
     model, encoder = load_encoder(tokenizer)
-    found, differed = with_one_engine(encoder, lambda: _encode(group, model, encoder, (begin, end), tokens))
-    found.value.differed = differed  # all of the part was encoded anew: its bytes depend on nothing but its texts
-    return found
+    encoded, differed = with_one_engine(encoder, lambda: _encode(group, model, encoder, (begin, end), tokens))
+    encoded.value.differed = differed  # all of the part was encoded anew: its bytes depend on nothing but its texts
+    return encoded
 
 
 def _encode(
@@ -136,7 +136,7 @@ def _encode(
     counts = Counts({}, [])
     prefix = shard_prefix(tokens)
     lossy = model.kind == "sentencepiece"
-    found = ShardReport(ShardRecord(prefix.name, 0, 0, 0, ""), {})
+    report = ShardReport(ShardRecord(prefix.name, 0, 0, 0, ""), {})
     number_of = dict[str, int]()
     document_sources = array("I")
     with TokenShardWriter(prefix, token_dtype(model.vocab_size)) as shard:
@@ -151,15 +151,15 @@ def _encode(
                 size = document.read_bytes
                 counts.add(source, WRITTEN, size)
                 document_sources.append(number_of.setdefault(source, len(number_of)))
-                for record in (found.shard, found.sources.setdefault(source, SourceRecord())):
+                for record in (report.shard, report.sources.setdefault(source, SourceRecord())):
                     add_to(record, 1, length, size)
-                found.lossy_documents += lossy and ESCAPED_SPACE in document.text
+                report.lossy_documents += lossy and ESCAPED_SPACE in document.text
             del batch, document  # a large one is gone before the next is read
-    found.shard.sha256 = shard.sha256
-    found.shard.idx_sha256 = shard.idx_sha256
-    found.shard.sources = [*number_of]
-    found.shard.sources_sha256 = write_sources(prefix, np.array(document_sources, np.uint32), found.shard.sources)
-    return Result(counts, found)
+    report.shard.sha256 = shard.sha256
+    report.shard.idx_sha256 = shard.idx_sha256
+    report.shard.sources = [*number_of]
+    report.shard.sources_sha256 = write_sources(prefix, np.array(document_sources, np.uint32), report.shard.sources)
+    return Result(counts, report)
 
 
 def _encode_batch(
@@ -177,8 +177,8 @@ def _encode_batch(
             if len(first):
                 ids = np.insert(ids, offsets[:-1], begin)
                 offsets = offsets + np.arange(len(offsets))
-            shard.add_all(ids, found := np.diff(offsets).tolist())
-            lengths += found
+            shard.add_all(ids, counts_of_ids := np.diff(offsets).tolist())
+            lengths += counts_of_ids
     return lengths
 
 

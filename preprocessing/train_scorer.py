@@ -192,7 +192,7 @@ def _measure(scores: NDArray[np.float32], is_positive: NDArray[np.bool_]) -> tup
     """Return accuracy, precision, recall and the area under the ROC curve; precision is NaN if nothing is found."""
     is_found = scores >= 0.5
     hits = int((is_found & is_positive).sum())
-    found = int(is_found.sum())
+    found_count = int(is_found.sum())
     positives = int(is_positive.sum())
     negatives = len(scores) - positives
     values, places = np.unique(scores, return_inverse=True)
@@ -200,7 +200,7 @@ def _measure(scores: NDArray[np.float32], is_positive: NDArray[np.bool_]) -> tup
     ranks = np.cumsum(counts) - (counts - 1) / 2  # of equal scores the mean rank
     area = (ranks[places][is_positive].sum() - positives * (positives + 1) / 2) / (positives * negatives)
     accuracy = float((is_found == is_positive).mean())
-    return accuracy, hits / found if found else float("nan"), hits / positives, float(area)
+    return accuracy, hits / found_count if found_count else float("nan"), hits / positives, float(area)
 
 
 if __name__ == "__main__":

@@ -252,8 +252,8 @@ def _sample_slice(
             for left in sample.add(number, key.source, document.text):
                 counts.add(left.source, NOT_SAMPLED, left.size)
             del document  # a large one is gone before the next is read
-        for found in sample.documents():
-            counts.add(found.source, SAMPLED, found.size)
+        for sampled in sample.documents():
+            counts.add(sampled.source, SAMPLED, sampled.size)
         yield from sample.blocks()
 
 
@@ -282,19 +282,19 @@ class SentenceSample:
 
     def add(self, number: int, source: str, text: str) -> list[Sampled]:
         """Add a document with a random number below 2^64; returns those that the sample now leaves out."""
-        found = Sampled(source, utf8_size(text))
+        sampled = Sampled(source, utf8_size(text))
         index = len(self._documents) // _FIELDS
         place = -(number << _INDEX_BITS | index)
-        if self._heap and self._size + found.size > self._budget and place < self._heap[0]:
-            return [found]
+        if self._heap and self._size + sampled.size > self._budget and place < self._heap[0]:
+            return [sampled]
         start = self._buffer.size
         for line in _lines_of(text, self._whole):
             self._buffer.append(line)
         if source not in self._sources:
             self._sources.append(source)
-        self._documents.extend((self._sources.index(source), found.size, start, self._buffer.size))
+        self._documents.extend((self._sources.index(source), sampled.size, start, self._buffer.size))
         heapq.heappush(self._heap, place)
-        self._size += found.size
+        self._size += sampled.size
         return self._remove_largest()
 
     def documents(self) -> Iterator[Sampled]:
@@ -334,7 +334,7 @@ def sentences(text: str) -> Iterator[str]:
     >>> list(sentences("a\\tb\\n\\nc"))
     ['a', 'b', 'c']
     """
-    return (found[0] for found in _SENTENCE.finditer(text))  # a list of all may take many times the text's memory
+    return (match[0] for match in _SENTENCE.finditer(text))  # a list of all may take many times the text's memory
 
 
 def train_model(samples: FileSet, model: Path, vocab_size: int, model_type: str, exact: bool) -> None:
@@ -386,9 +386,9 @@ def _train_byte_bpe(paths: tuple[Path, ...], model: Path, vocab_size: int, exact
         vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator((msgspec.json.decode(line, type=str) for line in _read_lines(paths)), trainer)
-    found = tokenizer.get_vocab_size()
-    if exact and found < vocab_size:
-        raise UsageError(_too_large(vocab_size, found))
+    reached = tokenizer.get_vocab_size()
+    if exact and reached < vocab_size:
+        raise UsageError(_too_large(vocab_size, reached))
     model.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
@@ -400,13 +400,13 @@ def _read_lines(paths: tuple[Path, ...]) -> Iterator[bytes]:
 
 def _advice(vocab_size: int, message: str) -> str:
     """Return the message for users of an error of SentencePiece's trainer, with the number of pieces to ask for."""
-    if found := _TOO_SMALL.search(message):
+    if match := _TOO_SMALL.search(message):
         return (
             f"--vocab_size {vocab_size} is too small: the characters of this sample, the bytes and the controls alone "
-            f"are {found[1]} pieces: give --vocab_size {found[1]} or more"
+            f"are {match[1]} pieces: give --vocab_size {match[1]} or more"
         )
-    if found := _TOO_LARGE.search(message):
-        return _too_large(vocab_size, int(found[1]))
+    if match := _TOO_LARGE.search(message):
+        return _too_large(vocab_size, int(match[1]))
     return f"SentencePiece cannot make {vocab_size} pieces of this sample: {message.strip().rsplit('] ', 1)[-1]}"
 
 

@@ -86,7 +86,7 @@ def _evaluate_sequences(config: EvaluateConfig, device: torch.device) -> dict[st
     for data in tokens.values():
         _require_tokenizer(data, tokenizer)
         _require_vocabulary(str(data.folder), data.manifest.tokenizer.vocab_size, model.config.vocab_size)
-    found = Holdouts(tokens, config.eval, config.micro_batch_size, masked).evaluate(model)
+    losses = Holdouts(tokens, config.eval, config.micro_batch_size, masked).evaluate(model)
     if config.text:
         require(
             config.stride <= length,
@@ -98,9 +98,9 @@ def _evaluate_sequences(config: EvaluateConfig, device: torch.device) -> dict[st
         _require_vocabulary(str(path), open_tokenizer(path).vocab_size, model.config.vocab_size)
         options = path, before_document(tokenizer, masked), tokenizer, config.stride
         texts = {str(file): TextSequences(file, length, *options) for file in config.text}
-        found |= Holdouts(texts, EvalConfig(), config.micro_batch_size).evaluate(model)
+        losses |= Holdouts(texts, EvalConfig(), config.micro_batch_size).evaluate(model)
     model.close()
-    return found
+    return losses
 
 
 def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, TokenizerRecord, Path]:
@@ -166,9 +166,9 @@ def _require_vocabulary(name: str, vocab_size: int, models: int) -> None:
     )
 
 
-def _write(found: dict[str, HoldoutLosses], scores: Scores, out: Path | None) -> None:
+def _write(losses_of_sets: dict[str, HoldoutLosses], scores: Scores, out: Path | None) -> None:
     """Print the losses, a line for each holdout and each of its parts, and the scores; write them to `out`."""
-    for name, losses in found.items():
+    for name, losses in losses_of_sets.items():
         print(
             f"{name}: {losses.whole}, perplexity {losses.whole.perplexity:.4g} "
             f"({count_of(losses.whole.tokens, 'token')})"
@@ -178,7 +178,7 @@ def _write(found: dict[str, HoldoutLosses], scores: Scores, out: Path | None) ->
     if out is not None:
         values: dict[str, Any] = {
             name: {**losses.values(), "tokens": losses.whole.tokens, "perplexity": finite(losses.whole.perplexity)}
-            for name, losses in found.items()
+            for name, losses in losses_of_sets.items()
         }
         atomic_write_bytes(out, json.dumps(values | scores, indent=2).encode() + b"\n")
 

@@ -145,7 +145,7 @@ def open_language_model(
 
 
 def _open_hf_folder(folder: Path, tokenizer: Path | None, files: ExitStack) -> _Source:
-    found = main_only(lambda: find_tokenizer_file(tokenizer or folder))
+    tokenizer_file = main_only(lambda: find_tokenizer_file(tokenizer or folder))
     model = open_hf_model(folder, files, _say_once)
 
     def fill(params: Sequence[ShardedParameter], buffers: Mapping[str, Tensor]) -> None:
@@ -153,7 +153,7 @@ def _open_hf_folder(folder: Path, tokenizer: Path | None, files: ExitStack) -> _
             for target, spec in targets:
                 _copy_overlaps(target, spec, model.state[key])
 
-    return _Source(model.model, found, None, -1, carried_fields(folder, model.config), fill)
+    return _Source(model.model, tokenizer_file, None, -1, carried_fields(folder, model.config), fill)
 
 
 def _open_checkpoint(path: Path, tokenizer: Path | None, ema: bool, group: CheckpointGroup) -> _Source:
@@ -161,7 +161,7 @@ def _open_checkpoint(path: Path, tokenizer: Path | None, ema: bool, group: Check
     checkpoint = checkpoint.absolute()
     run_folder = checkpoint.parent.parent
     folders = (run_folder, checkpoint.parent)  # import-hf's is next to the checkpoint
-    found = main_only(lambda: require_tokenizer(tokenizer, record.tokenizer, folders, "text"))
+    tokenizer_file = main_only(lambda: require_tokenizer(tokenizer, record.tokenizer, folders, "text"))
     is_imported = record.step == 0 and record.hugging_face
     masked = main_only(lambda: masks_documents(checkpoint))
     begin = None if is_imported else partial(begin_text, record.tokenizer, masked)
@@ -173,7 +173,7 @@ def _open_checkpoint(path: Path, tokenizer: Path | None, ema: bool, group: Check
     model = ModelConfig.from_record(record.model)
     if changed := describe_changed_code(record):
         _say_once(changed)
-    return _Source(model, found, begin, record.tokenizer.end_of_document, record.hugging_face, fill)
+    return _Source(model, tokenizer_file, begin, record.tokenizer.end_of_document, record.hugging_face, fill)
 
 
 def _copy_overlaps(target: Tensor, spec: ShardSpec, pieces: Sequence[tuple[Tensor, ShardSpec]]) -> None:

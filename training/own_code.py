@@ -119,16 +119,16 @@ def load_own(value: str, option: str, kind: type | None = None) -> Any:
             f"{option} is {name} of a file {file_name}, which is not in the checkpoint, and code runs only where it is "
             f"named; give --{option} PATH/{file_name}:{name} to train, and --code PATH/{file_name} to other commands"
         )
-    found = getattr(file.module, name, None)
-    is_right = isinstance(found, type) and issubclass(found, kind) if kind is not None else callable(found)
+    named = getattr(file.module, name, None)
+    is_right = isinstance(named, type) and issubclass(named, kind) if kind is not None else callable(named)
     if is_right:
-        return found
+        return named
     own = [
         key
         for key, member in vars(file.module).items()
         if getattr(member, "__module__", None) == file.module.__name__ and callable(member)
     ]
-    if kind is None or found is None:
+    if kind is None or named is None:
         what = "class or function" if kind is None else "class"
         raise UsageError(f"{option}: {file.path} has no {what} {name!r}{suggestion(name, own) if own else ''}")
     raise UsageError(

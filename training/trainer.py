@@ -140,8 +140,9 @@ class Trainer:
             self.saved = record.step
             read = DataState.of_checkpoint(record, stored, self.plan.identity)
             self.unigram_loss = record.unigram_loss
-            found = spell_urls(str(self.checkpoints.final_path(record.step)))
-            self.origin = f"resuming from {found}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)
+            resumed_from = spell_urls(str(self.checkpoints.final_path(record.step)))
+            ignored = "".join(f"; {option} is for a new run" for option in self.config.began_from)
+            self.origin = f"resuming from {resumed_from}{ignored}"
         elif self.config.branch_from is not None:
             source = self._branch(self.config.branch_from)
             record = source.record
@@ -338,8 +339,8 @@ class Trainer:
         self.checkpoints.wait()
         out_dir = self.config.out_dir
         checkpoint = self.checkpoints.final_path(self.steps_done)
-        found = self.steps_done, self.unigram_loss, self.parameters, self.world.size, checkpoint
-        summary = main_only(lambda: write_summary(out_dir, *found))
+        figures = self.steps_done, self.unigram_loss, self.parameters, self.world.size, checkpoint
+        summary = main_only(lambda: write_summary(out_dir, *figures))
         remote = self.plan.remote
         if remote is not None:
             main_only(remote.write_files)

@@ -168,11 +168,11 @@ def _changes_document(records: NDArray) -> NDArray[np.bool_]:
     return changes
 
 
-def split_repeats(found: FileSet, outputs: tuple[Path, ...], memory: int) -> None:
+def split_repeats(repeats: FileSet, outputs: tuple[Path, ...], memory: int) -> None:
     """Task: write the numbers of each group's REPEATs, ascending (uint32), to its file of `outputs`."""
     group = 0
     held = list[NDArray]()
-    for block in sorted_records(found.paths, REPEAT, ("group", "unit"), outputs[0], memory):
+    for block in sorted_records(repeats.paths, REPEAT, ("group", "unit"), outputs[0], memory):
         for units in np.split(block, np.flatnonzero(np.diff(block["group"])) + 1):
             while group < units["group"][0]:
                 write_records(outputs[group], held)

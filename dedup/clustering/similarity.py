@@ -244,8 +244,8 @@ def _first_match(
         other = flat[starts[number] : starts[number + 1]]
         needed = fewest_shared(len(one), len(other), is_containment, threshold)
         if needed <= min(len(one), len(other)):  # otherwise their sizes differ too much
-            most = len(one) + len(other) - 2 * needed  # shingles in one of them alone
-            if _differ_more(parity, parities[number], most):
+            max_differing = len(one) + len(other) - 2 * needed  # shingles in one of them alone
+            if _differ_more(parity, parities[number], max_differing):
                 continue
             shared = count_shared(one, other, needed)
             if shared >= needed:
@@ -259,10 +259,10 @@ def fewest_shared(one: int, other: int, is_containment: bool, threshold: float) 
 
     It exceeds the smaller size if they cannot reach it.
     """
-    least = threshold * one if is_containment else threshold * (one + other) / (1 + threshold)
-    needed = max(1, int(least) - 1)  # rounding errors of `least` are below 1; the loop finds the exact number
-    most = min(one, other)
-    while needed <= most and needed / (one if is_containment else one + other - needed) < threshold:
+    min_shared = threshold * one if is_containment else threshold * (one + other) / (1 + threshold)
+    needed = max(1, int(min_shared) - 1)  # rounding errors of `min_shared` are below 1; the loop finds the exact number
+    max_shared = min(one, other)
+    while needed <= max_shared and needed / (one if is_containment else one + other - needed) < threshold:
         needed += 1
     return needed
 
@@ -287,16 +287,16 @@ def count_shared(one: np.ndarray, other: np.ndarray, needed: int) -> int:
 
 
 @kernel
-def _differ_more(one: np.ndarray, other: np.ndarray, most: int) -> bool:
+def _differ_more(one: np.ndarray, other: np.ndarray, max_differing: int) -> bool:
     """Return whether parity bits differ in more than `most` places, and so the sets in more than so many shingles."""
-    found = np.uint64(0)
+    differing = np.uint64(0)
     for start in range(0, PARITY_WORDS, _BLOCK):
         for i in range(start, start + _BLOCK):
             bits = one[i] ^ other[i]  # how many are 1, by adding neighbours (Warren, Hacker's Delight, 5-1)
             bits -= (bits >> np.uint64(1)) & np.uint64(0x5555555555555555)
             bits = (bits & np.uint64(0x3333333333333333)) + ((bits >> np.uint64(2)) & np.uint64(0x3333333333333333))
             bits = (bits + (bits >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-            found += (bits * np.uint64(0x0101010101010101)) >> np.uint64(56)
-        if found > np.uint64(most):
+            differing += (bits * np.uint64(0x0101010101010101)) >> np.uint64(56)
+        if differing > np.uint64(max_differing):
             return True
     return False

@@ -66,7 +66,7 @@ def _hash_texts(
 ) -> None:  # fmt: skip
     """Write the sets of packed texts to `hashes`, one after another, counts[i] hashes each; `form` is scratch."""
     starts = np.empty(len(form), np.int32)
-    found = np.empty(len(form), np.uint64)
+    unsorted = np.empty(len(form), np.uint64)
     words = np.empty((WORDS, _BLOCK), np.uint32)
     scratch = np.empty(_BLOCK + MAX_BYTES, np.uint32)
     at = 0
@@ -75,39 +75,39 @@ def _hash_texts(
         if is_ascii and not by_word and width < STRIPE:
             count = max(size - width + 1, 0)
             for first in range(0, count, _BLOCK):
-                values = found[first : min(first + _BLOCK, count)]
+                values = unsorted[first : min(first + _BLOCK, count)]
                 gather_fixed(form[first:], width, len(values), words, scratch)
                 xxh64_fixed(words, width, values)
         else:
             count, units, are_words = find_shingles(form, size, width, by_word, starts)
             for k in range(count):
-                found[k] = xxh64(form, starts[k], starts[k + units] - are_words)
-        counts[i] = _sort_unique(found[:count], hashes[at:])
+                unsorted[k] = xxh64(form, starts[k], starts[k + units] - are_words)
+        counts[i] = _sort_unique(unsorted[:count], hashes[at:])
         at += counts[i]
 
 
 @kernel
-def _sort_unique(found: np.ndarray, out: np.ndarray) -> int:
+def _sort_unique(unsorted: np.ndarray, out: np.ndarray) -> int:
     """Write the distinct values of `found` to `out`, ascending; return their number.
 
     A bucket sort by the highest bits, with about as many buckets as values, almost sorts them, as hashes are
     uniform; an insertion sort does the rest.
     """
     bits = 1
-    while (1 << bits) < len(found):
+    while (1 << bits) < len(unsorted):
         bits += 1
     shift = np.uint64(64 - bits)
     one = np.uintp(1)
     ends = np.zeros((1 << bits) + 1, np.int32)
-    for value in found:
+    for value in unsorted:
         ends[np.uintp(value >> shift) + one] += 1
     for i in range(1, len(ends)):
         ends[i] += ends[i - 1]
-    for value in found:
+    for value in unsorted:
         bucket = np.uintp(value >> shift)
         out[ends[bucket]] = value
         ends[bucket] += 1
-    return _insertion_sort_unique(out[: len(found)])
+    return _insertion_sort_unique(out[: len(unsorted)])
 
 
 @kernel
@@ -139,14 +139,14 @@ def digest_texts(texts: Sequence[str], on: MatchOn = "matching_form", salt: byte
     (1, 2)
     """
     salted = hashlib.sha256(salt)
-    found = []
+    digests = []
     as_bytes = (text.encode("utf-8", "surrogatepass") for text in texts)
     as_forms = (form for packed in pack_forms(texts) for form in _forms_or_bytes(packed))
     for data in as_forms if on == "matching_form" else as_bytes:
         digest = salted.copy()
         digest.update(data)
-        found.append(digest.digest()[:16])
-    return np.frombuffer(b"".join(found), "<u8").reshape(-1, 2)
+        digests.append(digest.digest()[:16])
+    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
 
 
 def compared_sets(texts: Sequence[str], width: int = 13, unit: Unit = "character") -> list[NDArray[np.uint64]]:

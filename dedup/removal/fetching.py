@@ -182,12 +182,12 @@ class _Fetcher:
     def _block(self, members: NDArray) -> NDArray:
         """Return what was found of MEMBERs (n) as FETCHED, and write their own ids."""
         fetched = without_text(members)
-        found = np.array(self.found, np.int64).reshape(-1, 4)
+        members_found = np.array(self.found, np.int64).reshape(-1, 4)
         if self.keep.reads_documents:  # other policies' ranks were assigned with the tiers
-            fetched["rank"] = found[:, 0]
-            fetched["fine_rank"] = found[:, 1]
-        fetched["offset"] = found[:, 2]
-        fetched["size"] = found[:, 3]
+            fetched["rank"] = members_found[:, 0]
+            fetched["fine_rank"] = members_found[:, 1]
+        fetched["offset"] = members_found[:, 2]
+        fetched["size"] = members_found[:, 3]
         has_id = np.array([own_id is not None for own_id in self.own_ids], np.bool_)
         if has_id.any():
             packed = pack_keys(members["file"][has_id], members["row"][has_id])

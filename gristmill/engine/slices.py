@@ -50,10 +50,10 @@ def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
         for file in large:
             arguments = {"file": file, "slice_bytes": readers.SLICE_BYTES}
             tasks.append(Task(file.name, find_slices, arguments, size=file.size))
-        found = run.step("cut", tasks)
+        starts = run.step("cut", tasks)
         checked = run.step(_CHECK, [_check_task(file) for file in large if run.has_run(_CHECK, file.name)])
-        damaged = found.counts.damaged | checked.counts.damaged
-        cuts = {file.name: file_cuts for file, file_cuts in zip(large, found.values(list[SliceStart]), strict=True)}
+        damaged = starts.counts.damaged | checked.counts.damaged
+        cuts = {file.name: file_cuts for file, file_cuts in zip(large, starts.values(list[SliceStart]), strict=True)}
     slices = list[Slice]()
     for file in files:
         for part in slices_at(file, cuts.get(file.name, ONE_SLICE)):

@@ -158,16 +158,16 @@ def paths_read_by(tasks: Iterable[Task]) -> Iterator[Path]:
             yield files
 
 
-def _find_files(value: Any, found: dict[Path | FileSet, str]) -> None:
+def _find_files(value: Any, files: dict[Path | FileSet, str]) -> None:
     """Add every Path and FileSet in a value, at any depth, to `found`, with its name if it is in a corpus."""
     if isinstance(value, CorpusFile | Slice):
-        found[value.path] = value.name
+        files[value.path] = value.name
     elif isinstance(value, Path | FileSet):
-        found.setdefault(value, "")
+        files.setdefault(value, "")
     else:
         for item in parts_of(value):
             if type(item) not in PLAIN_TYPES:
-                _find_files(item, found)
+                _find_files(item, files)
 
 
 def parts_of(value: Any) -> Iterable[Any]:

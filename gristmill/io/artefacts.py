@@ -48,13 +48,13 @@ def open_table(path: Path, columns: Collection[str] = ()) -> Iterator[pa.parquet
         raise UsageError(f"{path}: expected a .parquet file, got none of that name; run the stage that writes it")
     try:
         with open_parquet(path) as file:
-            found = file.schema_arrow.names
+            present = file.schema_arrow.names
             for problem, names in (
-                ("no column", set(columns).difference(found)),
-                ("several columns", {name for name in columns if found.count(name) > 1}),
+                ("no column", set(columns).difference(present)),
+                ("several columns", {name for name in columns if present.count(name) > 1}),
             ):
                 if names:
-                    raise InputError(f"{path} has {problem} {', '.join(sorted(names))}: it has {', '.join(found)}")
+                    raise InputError(f"{path} has {problem} {', '.join(sorted(names))}: it has {', '.join(present)}")
             yield file
     except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
         raise InputError(f"{path} is not a readable Parquet file ({error}): make it again") from error

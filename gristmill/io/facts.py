@@ -217,7 +217,7 @@ class VectorReader:
 
 def write_index(path: Path, files: Sequence[FactsFile]) -> None:
     """Write the list of a folder's files of facts, in the order of keys."""
-    ordered = sorted(files, key=lambda found: [(part.file, part.first) for part in found.slices])
+    ordered = sorted(files, key=lambda facts: [(part.file, part.first) for part in facts.slices])
     with atomic_write(path) as temporary:
         temporary.write_bytes(msgspec.json.encode(ordered) + b"\n")
 

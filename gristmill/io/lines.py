@@ -259,11 +259,11 @@ def line_starts(path: Path, step: int) -> list[tuple[int, int]]:
         while chunk := file.read(1 << 24):
             position = 0
             while offset + len(chunk) >= target:
-                found = chunk.find(b"\n", max(target - 1 - offset, position))
-                if found < 0:
+                line_end = chunk.find(b"\n", max(target - 1 - offset, position))
+                if line_end < 0:
                     break
-                row += chunk.count(b"\n", position, found + 1)
-                position = found + 1
+                row += chunk.count(b"\n", position, line_end + 1)
+                position = line_end + 1
                 starts.append((offset + position, row))
                 target = (offset + position) // step * step + step
             row += chunk.count(b"\n", position)

@@ -191,10 +191,10 @@ def read_documents(
             counts.add_read(source, document.read_bytes)
             if len(document.text) > _LONG_TEXT:
                 hold.require(working_memory(document.text, record), f"{part.path} line {row + 1}")
-            found = [document]
+            only = [document]
             del document
             record = b""
-            yield found.pop()  # a large document is the caller's alone, and gone before the next is read
+            yield only.pop()  # a large document is the caller's alone, and gone before the next is read
             hold.release()
 
 
@@ -226,10 +226,10 @@ def read_chosen(part: Slice, rows: Sequence[int], only_text: bool = False) -> It
             ) from error
         if len(document.text) > _LONG_TEXT:
             hold.require(working_memory(document.text, record), f"{part.path} line {row + 1}")
-        found = [document]
+        only = [document]
         del document, text
         record = b""
-        yield found.pop()  # a large document is the caller's alone, and gone before the next is read
+        yield only.pop()  # a large document is the caller's alone, and gone before the next is read
         hold.release()
         expected = next(wanted, None)
         if expected is None:
@@ -364,10 +364,10 @@ def _read_csv(part: Slice, delimiter: str) -> Iterator[tuple[int, dict[str, Any]
     """Yield (row, record) of a .csv or .tsv file, rows counted without the header."""
     number = 0
     try:
-        columns, found = read_csv(_whole_lines(part.path), delimiter, part.reading.encoding)
+        columns, records = read_csv(_whole_lines(part.path), delimiter, part.reading.encoding)
         if columns:
             _require_column(columns, part)
-        for number, record in enumerate(found, 1):
+        for number, record in enumerate(records, 1):
             yield number - 1, record
     except CsvError as error:
         kind = _format(part.name)
@@ -390,9 +390,9 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
     try:
         with wrap_read_errors(part.path):
             is_parquet = _format(part.name) == "parquet"
-            found = parquet_batches(part.path, part.start, part.end) if is_parquet else ipc_batches(part.path)
-            _require_column(next(found).names, part)
-            for batch in found:
+            batches = parquet_batches(part.path, part.start, part.end) if is_parquet else ipc_batches(part.path)
+            _require_column(next(batches).names, part)
+            for batch in batches:
                 for record in records(batch, part.text_column):
                     yield row, record
                     row += 1

@@ -179,8 +179,8 @@ class ShardCache:
             path = self._path(shard)
             info = listed.get(path.name)
             if info is None or info.size != size:
-                found = "is missing" if info is None else f"has {info.size:,} bytes"
-                raise InputError(f"{path} {found}; {MANIFEST} says {size:,} bytes. {REMEDY}")
+                state = "is missing" if info is None else f"has {info.size:,} bytes"
+                raise InputError(f"{path} {state}; {MANIFEST} says {size:,} bytes. {REMEDY}")
             files.append(info)
         return files
 

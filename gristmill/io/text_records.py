@@ -159,7 +159,7 @@ def take_text(fields: dict[str, Any], column: str, encoding: str = "utf-8") -> s
     ('They grind.', 'On mills (1860)')
     """
     if _NAMED.search(column):
-        text = _NAMED.sub(lambda found: _spell(_value_in(fields, found[1])), column)
+        text = _NAMED.sub(lambda match: _spell(_value_in(fields, match[1])), column)
     else:
         text = _value_in(fields, column)
     if isinstance(text, bytes):
@@ -268,18 +268,18 @@ def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
 
 def _space(text: str, at: int) -> int:
     """Return the place of the first character from `at` that is not white space."""
-    found = _SPACE.match(text, at)
-    assert found is not None
-    return found.end()
+    match = _SPACE.match(text, at)
+    assert match is not None
+    return match.end()
 
 
 def reject_one_value(path: Path, first_line: bytes) -> None:
     """Raise InputError if a .json file begins as one array, or one object over several lines."""
-    found = {b"[": "one JSON array", b"{": "one JSON object over several lines"}
+    forms = {b"[": "one JSON array", b"{": "one JSON object over several lines"}
     start = b"[" if first_line.startswith(b"[") else first_line
-    if start in found:
+    if start in forms:
         raise InputError(
-            f"{path} holds {found[start]}: expected one record per line. If these are documents, convert it: jq -c "
+            f"{path} holds {forms[start]}: expected one record per line. If these are documents, convert it: jq -c "
             f"'.[]' {path.name} > {path.stem}.jsonl. If not, move it out of the corpus"
         )
 

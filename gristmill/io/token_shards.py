@@ -406,8 +406,8 @@ def _read_header(path: Path) -> tuple[np.dtype, int]:
         head = file.read(IDX_HEADER.size)
         size = path.stat().st_size
     if len(head) < IDX_HEADER.size or not head.startswith(MAGIC):
-        found = f"{size:,} bytes from {head[:9]!r} on; expected {IDX_HEADER.size} or more, from {MAGIC!r} on"
-        raise InputError(f"{path} is not a Megatron index: {found}. {REMEDY}")
+        reason = f"{size:,} bytes from {head[:9]!r} on; expected {IDX_HEADER.size} or more, from {MAGIC!r} on"
+        raise InputError(f"{path} is not a Megatron index: {reason}. {REMEDY}")
     _, version, code, sequences, documents = IDX_HEADER.unpack(head)
     if version != 1 or code not in _DTYPE_CODES:
         raise InputError(f"{path} is damaged: version {version}, dtype {code}; expected 1, and 8 or 4. {REMEDY}")

@@ -420,7 +420,9 @@ def _download(repository: str) -> Path:
         unreachable = _first_line(error)
     for file in _NAMES:
         try:
-            found = Path(hf_hub_download(name, file, revision=revision or None, local_files_only=bool(unreachable)))
+            downloaded = Path(
+                hf_hub_download(name, file, revision=revision or None, local_files_only=bool(unreachable))
+            )
         except LocalEntryNotFoundError as error:
             cause = unreachable or _first_line(error.__cause__ or error)
             raise UsageError(f"{repository}: there is no such file, and the Hub cannot be reached ({cause})") from error
@@ -433,7 +435,7 @@ def _download(repository: str) -> Path:
         for companion in COMPANIONS if file in (JSON, MODEL) else ():
             with suppress(EntryNotFoundError):
                 hf_hub_download(name, companion, revision=revision or None, local_files_only=bool(unreachable))
-        return found
+        return downloaded
     raise UsageError(f"{repository}: the repository has no {', '.join(_NAMES)}")
 
 

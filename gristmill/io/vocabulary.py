@@ -50,7 +50,7 @@ class Vocabulary:
 
     def of_type(self, piece_type: PieceType) -> list[str]:
         """Pieces of one type, in the order of their ids."""
-        return [piece for piece, found in zip(self.pieces, self.types, strict=True) if found == piece_type]
+        return [piece for piece, own_type in zip(self.pieces, self.types, strict=True) if own_type == piece_type]
 
 
 def read_vocabulary(model: bytes) -> Vocabulary:

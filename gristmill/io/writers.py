@@ -108,8 +108,8 @@ def schema_of(pieces: Iterable[Path], name: str) -> pa.Schema:
     """
     schema = pa.schema([])
     for records, _ in _batches(pieces):
-        found = {field: column.type for field, column in _columns(records, {}, name).items()}
-        schema = merge_schemas([(name, schema), (name, pa.schema(found))])
+        types = {field: column.type for field, column in _columns(records, {}, name).items()}
+        schema = merge_schemas([(name, schema), (name, pa.schema(types))])
     return schema
 
 

@@ -70,8 +70,8 @@ class _Dataset:
     def ask_for(self, key: str) -> FileInfo | None:
         """Return the FileInfo of one file, asked of the Hub; None if there is none."""
         data = {"paths": [key], "expand": False}
-        found, _ = _ask(self._name, f"{self._api}/paths-info/{self._at_commit()}", method="POST", data=data)
-        return next((_info(entry) for entry in found if entry["type"] == "file"), None)
+        entries, _ = _ask(self._name, f"{self._api}/paths-info/{self._at_commit()}", method="POST", data=data)
+        return next((_info(entry) for entry in entries if entry["type"] == "file"), None)
 
     @property
     def _api(self) -> str:
@@ -88,20 +88,20 @@ class _Dataset:
         # A Hub that cannot be reached at the first question is most likely not there: the user hears it at once.
         options: dict[str, Any] = {} if self._commit else {"retry_on_exceptions": ()}
         url = f"{self._api}/revision/{quote(self.revision, safe='')}"
-        found, _ = _ask(self._name, url, params={"expand": "sha"}, **options)
-        return str(found["sha"])
+        revision, _ = _ask(self._name, url, params={"expand": "sha"}, **options)
+        return str(revision["sha"])
 
     def _list(self, key: str) -> Iterator[tuple[str, FileInfo]]:
         url = f"{self._api}/tree/{self._at_commit()}{'/' if key else ''}{quote(key, safe='')}"
         options: dict[str, Any] = {"params": {"recursive": True, "expand": False}}
         while url:
             try:
-                found, url = _ask(self._name._replace(key=key), url, **options)
+                entries, url = _ask(self._name._replace(key=key), url, **options)
             except FileNotFoundError:
                 if options:
                     return
                 raise
-            yield from ((entry["path"], _info(entry)) for entry in found if entry["type"] == "file")
+            yield from ((entry["path"], _info(entry)) for entry in entries if entry["type"] == "file")
             options = {}  # the next page's URL has them
 
 

@@ -82,18 +82,18 @@ class Lease:
 
     def acquire(self) -> bool:
         """Take the lease if nobody has it or it has run out; else say who has it in `holder`. Call it repeatedly."""
-        found, data = self._read()
+        version, data = self._read()
         process = _process_of(data)
         if data and process not in self.dead:  # no data: the empty lock file of a local run that was moved here
             seen, since = self._seen
-            if found != seen:
-                self._seen = (found, _now())
+            if version != seen:
+                self._seen = (version, _now())
                 self.holder = data.decode(errors="replace").split("\n")[0]
                 return False
             if _now() - since < self.seconds:
                 return False
         self._renewed = _now()
-        self._info = swap_object(self.path, self._content(), found)
+        self._info = swap_object(self.path, self._content(), version)
         if self._info is None:
             return False
         if process and process != _PROCESS:
@@ -135,9 +135,9 @@ class Lease:
             begun = _now()
             info = swap_object(self.path, self._content(), self._info)
             if info is None:  # perhaps an earlier renewal had an effect, and no answer came
-                found, data = self._read()
-                if found and data.startswith(self._name):
-                    info = swap_object(self.path, self._content(), found)
+                version, data = self._read()
+                if version and data.startswith(self._name):
+                    info = swap_object(self.path, self._content(), version)
             self._info = info
             self._renewed = begun
             self._is_lost = info is None

@@ -154,8 +154,8 @@ def swap_object(path: Path, data: bytes, before: FileInfo | None) -> FileInfo | 
     try:
         if info := _repeated(path, put, writes=True):
             return info
-        found, info = read_object(path)
-        return info if found == data else None
+        stored, info = read_object(path)
+        return info if stored == data else None
     except FileNotFoundError:
         return None
 
@@ -185,10 +185,10 @@ def _version(name: ObjectName, info: FileInfo) -> dict[str, str | None]:
     """Return the condition of a write that replaces this version of an object: on gs:// its generation."""
     if name.scheme != "gs":
         return {"e_tag": info.e_tag}
-    found = obstore.head(_store(name), name.key)
-    if _info(found) != info:
+    head = obstore.head(_store(name), name.key)
+    if _info(head) != info:
         raise PreconditionError(name.url)
-    return {"e_tag": info.e_tag, "version": found["version"]}
+    return {"e_tag": info.e_tag, "version": head["version"]}
 
 
 def _info(meta: Any) -> FileInfo:
@@ -284,10 +284,10 @@ def _stream(name: ObjectName, start: int, end: int | None, e_tag: str) -> Iterat
     options: dict[str, Any] = {"if_match": e_tag} if e_tag else {}
     if start or end:
         options["range"] = {"offset": start} if end is None else (start, end)
-    found = obstore.get(_store(name), name.key, options=options)  # type: ignore[arg-type]
-    info = _info(found.meta)
+    response = obstore.get(_store(name), name.key, options=options)  # type: ignore[arg-type]
+    info = _info(response.meta)
     yield info, b""
-    for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
+    for chunk in response.stream(min_chunk_size=_CHUNK_BYTES):
         yield info, chunk
 
 

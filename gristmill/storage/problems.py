@@ -64,8 +64,8 @@ class Refusal(NamedTuple):
     def read(cls, message: str) -> "Refusal":
         """Read the message of an error of obstore."""
         text, status, body = (*_STATUS.split(_PLACE.sub("", message.partition(_SOURCE)[0]), maxsplit=1), "", "")[:3]
-        found = _CODE.search(body or text)
-        code = next(filter(None, found.groups()), "") if found else ""
+        match = _CODE.search(body or text)
+        code = next(filter(None, match.groups()), "") if match else ""
         servers = frozenset(host.partition(":")[0] for host in _URL.findall(text))
         return cls(status, code, _URL.sub("", text), servers)
 

@@ -131,7 +131,7 @@ def find_items(
     scores: Sequence[ItemScore], parts: Sequence[Part], near: float, workers: int
 ) -> list[ItemContamination]:
     """Return for each item where it is in the texts of `parts`."""
-    found = dict[int, _Places]()
+    places_by_item = dict[int, _Places]()
     rows = [number for number, item in enumerate(scores) if any(map(_is_long, item.texts))]
     if rows:
         with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, LocalExecutor(workers) as executor:
@@ -140,10 +140,10 @@ def find_items(
             results = dict(executor.run(calls))
         for _, of_part in sorted(results.items()):
             for row, places in of_part.items():
-                found.setdefault(rows[row], _Places()).add(places.best, places.documents)
+                places_by_item.setdefault(rows[row], _Places()).add(places.best, places.documents)
     searched = list[ItemContamination]()
     for number, item in enumerate(scores):
-        places = found.get(number, _Places())
+        places = places_by_item.get(number, _Places())
         kind: Kind = "none"
         if number not in set(rows):
             kind = "not searched"
@@ -175,7 +175,7 @@ def search_part(part: Part, index: IndexFiles, near: float) -> dict[int, _Places
     """Return the places of items, by the rows of their records, in the documents of a part; a worker calls it."""
     benchmarks = Benchmarks(index, near)
     folder = str(part.folder) if isinstance(part, TokenPart) else ""
-    found = dict[int, _Places]()
+    places_by_item = dict[int, _Places]()
     for document in part.read():
         of_document = dict[int, FoundIn]()
         for match in benchmarks.find(find_words(document.text)):
@@ -187,8 +187,8 @@ def search_part(part: Part, index: IndexFiles, near: float) -> dict[int, _Places
             if before is None or (place.match == EXACT, place.share) > (before.match == EXACT, before.share):
                 of_document[row] = place
         for row, place in of_document.items():
-            found.setdefault(row, _Places()).add([place], {place.match: 1})
-    return found
+            places_by_item.setdefault(row, _Places()).add([place], {place.match: 1})
+    return places_by_item
 
 
 def _name_documents(places: Iterable[FoundIn]) -> None:

@@ -32,10 +32,10 @@ def read_scores(config: RunConfig, keys: Collection[DocKey]) -> dict[str, dict[D
                 noted = [name for name in table.schema_arrow.names if name.partition("@")[0] in config.scores]
             for name, rows in written_by_file(copy, noted):
                 chosen = np.flatnonzero(np.isin(rows["row"].to_numpy(), rows_of.get(name, [])))
-                found = rows.take(chosen)
+                scored = rows.take(chosen)
                 for column in noted:
                     of_score = scores.setdefault(column.partition("@")[0], {})
-                    for row, score in zip(found["row"].to_pylist(), found[column].to_pylist(), strict=True):
+                    for row, score in zip(scored["row"].to_pylist(), scored[column].to_pylist(), strict=True):
                         of_score[DocKey(name, row)] = score
     return scores
 

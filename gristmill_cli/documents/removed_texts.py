@@ -28,15 +28,15 @@ def removed_documents(config: RunConfig, keys: Iterable[DocKey]) -> dict[DocKey,
     rows_of = dict[str, list[int]]()
     for key in sorted(set(keys)):
         rows_of.setdefault(key.file, []).append(key.row)
-    found = dict[DocKey, Document]()
+    documents = dict[DocKey, Document]()
     try:
         for file in scan_inputs(config, config.corpus).files:
             if file.name in rows_of:
                 for document in _read_rows(file, rows_of[file.name]):
-                    found[document.key] = document
+                    documents[document.key] = document
     except (GristmillError, OSError):
         return {}
-    return found
+    return documents
 
 
 def read_raw_document(config: RunConfig, key: DocKey) -> Document | None:

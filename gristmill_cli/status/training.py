@@ -76,29 +76,29 @@ def training_status(out: Path) -> TrainingStatus | None:
     evaluations = [record for record in records if record["kind"] == "eval"]
     total = int(options["steps"])
     starts = options.get(STARTS, [])
-    found = TrainingStatus(_state(out, steps, total), 0, total, len(starts))
+    status = TrainingStatus(_state(out, steps, total), 0, total, len(starts))
     if starts:
         start = starts[-1]
-        found.host = start["host"]
-        found.processes = start["processes"]
-        found.began = start["date"]
+        status.host = start["host"]
+        status.processes = start["processes"]
+        status.began = start["date"]
     if steps:
-        found.steps = steps[-1]["step"]
-        found.loss = finite(steps[-1].get("loss"))
-        found.tokens_per_second = finite(steps[-1].get("tokens_per_second"))
+        status.steps = steps[-1]["step"]
+        status.loss = finite(steps[-1].get("loss"))
+        status.tokens_per_second = finite(steps[-1].get("tokens_per_second"))
     if evaluations:
-        found.holdout_loss = finite(evaluations[-1].get("loss"))
+        status.holdout_loss = finite(evaluations[-1].get("loss"))
     timed = last_with(steps, "elapsed_seconds")
     if timed is not None:
-        found.elapsed_seconds = finite(timed["elapsed_seconds"])
-        found.device_hours = finite(timed.get("device_hours"))
-        found.recorded = finite(timed.get("time"))
+        status.elapsed_seconds = finite(timed["elapsed_seconds"])
+        status.device_hours = finite(timed.get("device_hours"))
+        status.recorded = finite(timed.get("time"))
         remaining = finite(timed.get("remaining_seconds"))
-        if found.recorded is not None and remaining is not None:
-            found.ends = max(time.time(), found.recorded + remaining)
+        if status.recorded is not None and remaining is not None:
+            status.ends = max(time.time(), status.recorded + remaining)
     saved = [int(match[1]) for name in list_level(out / CHECKPOINTS)[0] if (match := _STEP.fullmatch(name))]
-    found.checkpoint = max(saved, default=None)
-    return found
+    status.checkpoint = max(saved, default=None)
+    return status
 
 
 def _state(out: Path, steps: Sequence[dict[str, Any]], total: int) -> str:

@@ -57,9 +57,9 @@ class RunCase(Case):
 
     @property
     def of_reference(self) -> "RunCase":
-        found = super().of_reference
-        assert isinstance(found, RunCase)
-        return replace(found, resumed=found.layout, stop="crash")
+        reference = super().of_reference
+        assert isinstance(reference, RunCase)
+        return replace(reference, resumed=reference.layout, stop="crash")
 
     @property
     def optim(self) -> OptimConfig:

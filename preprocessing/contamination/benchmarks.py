@@ -147,9 +147,9 @@ def _write_rows(writer: pa.ipc.RecordBatchFileWriter, rows: list[tuple[str, str,
 
 def _ngrams(keys: NDArray[np.uint64], item: int, mark: int = 0) -> NDArray:
     """Return the n-grams of an item for the sorter, by the words where they begin."""
-    found = np.empty(len(keys), _NGRAM)
-    found["key"], found["item"], found["word"] = keys, item, np.arange(len(keys)) | mark
-    return found
+    ngrams = np.empty(len(keys), _NGRAM)
+    ngrams["key"], ngrams["item"], ngrams["word"] = keys, item, np.arange(len(keys)) | mark
+    return ngrams
 
 
 def _write_ngrams(
@@ -183,9 +183,9 @@ def _write_ngrams(
             for word in range(NEAR_LENGTH):
                 covered[places[is_near & ~is_shared] + word] = 1
             keys.write(np.ascontiguousarray(table["key"][~is_shared]).data)
-            found = np.empty(int((~is_shared).sum()), ENTRY)
-            found["item"], found["word"] = table["item"][~is_shared], table["word"][~is_shared]
-            entries.write(found.view(np.uint8).data)
+            written = np.empty(int((~is_shared).sum()), ENTRY)
+            written["item"], written["word"] = table["item"][~is_shared], table["word"][~is_shared]
+            entries.write(written.view(np.uint8).data)
     sizes = np.empty(len(lengths), ITEM_SIZE)
     sizes["words"], sizes["covered"] = lengths, np.add.reduceat(covered, starts, dtype=np.uint32)
     atomic_write_bytes(index.sizes, sizes.tobytes())
@@ -243,9 +243,9 @@ def _is_shared(table: NDArray) -> NDArray[np.bool_]:
 
 def _differs(sorted_values: NDArray) -> NDArray[np.bool_]:
     """Return whether each value is another than the one before."""
-    found = np.ones(len(sorted_values), bool)
-    found[1:] = sorted_values[1:] != sorted_values[:-1]
-    return found
+    differs = np.ones(len(sorted_values), bool)
+    differs[1:] = sorted_values[1:] != sorted_values[:-1]
+    return differs
 
 
 class Benchmarks:
@@ -294,7 +294,7 @@ class Benchmarks:
 
     def find_exact(self, words: TextWords, least: int) -> Iterator[Match]:
         """Yield the runs of items of which a text has `least` different n-grams or more."""
-        found = defaultdict[tuple[int, int, int], list[int]](list)
+        positions_of_runs = defaultdict[tuple[int, int, int], list[int]](list)
         ngrams = defaultdict[int, set[int]](set)
         for length, _, positions, firsts in self._hits(words):
             for position, first in zip(positions.tolist(), firsts.tolist(), strict=True):
@@ -302,11 +302,11 @@ class Benchmarks:
                 entry = first
                 while entry < len(self.keys) and self.keys[entry] == key:
                     item, word = self.entries[entry].item()
-                    found[item, position - word, length].append(position)
+                    positions_of_runs[item, position - word, length].append(position)
                     entry += 1
         spans = defaultdict[int, list[tuple[int, int]]](list)
         covered = defaultdict[int, set[int]](set)
-        for (item, shift, length), at in found.items():
+        for (item, shift, length), at in positions_of_runs.items():
             for start, end in _runs(at):
                 first = start - shift
                 count = end - start
@@ -352,17 +352,17 @@ class Benchmarks:
         """For each length of exact n-grams: it, the text's keys, where it has one of the index, and its entry."""
         for length in (LENGTH, SHORTEST):
             keys = _keys(words.hashes, length)
-            found = self._look_up(keys)
-            found[np.isin(keys, self.common)] = -1
-            (positions,) = np.nonzero(found >= 0)
+            entries = self._look_up(keys)
+            entries[np.isin(keys, self.common)] = -1
+            (positions,) = np.nonzero(entries >= 0)
             if len(positions):
-                yield length, keys, positions, found[positions]
+                yield length, keys, positions, entries[positions]
 
     def _look_up(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return for each key its first entry in the index, or −1."""
-        found = np.empty(len(keys), np.int64)
-        find_keys(keys, self.keys, self.buckets, 64 - _BUCKET_BITS, found)
-        return found
+        entries = np.empty(len(keys), np.int64)
+        find_keys(keys, self.keys, self.buckets, 64 - _BUCKET_BITS, entries)
+        return entries
 
     def _words_of(self, item: int) -> list[str]:
         text = self.items.column("text")[item].as_py()

@@ -67,9 +67,9 @@ class NearSearch:
         self._slots = np.full(len(sizes), -1, np.int64)
         self._touched = np.empty(len(sizes), np.int64)
 
-    def find(self, found: NDArray[np.int64]) -> Iterator[NearPlace]:
+    def find(self, entries: NDArray[np.int64]) -> Iterator[NearPlace]:
         """Yield the places in a text, of whose n-grams (n) `found` has the first entry in the index, or −1."""
-        count = _count_items(found, self.keys, self.items, self._counts, self._touched)
+        count = _count_items(entries, self.keys, self.items, self._counts, self._touched)
         touched = np.sort(self._touched[:count])
         hits, self._counts[touched] = self._counts[touched], 0
         is_candidate = (self.need[touched] > 0) & (hits * NEAR_LENGTH >= self.need[touched])
@@ -80,10 +80,10 @@ class NearSearch:
         room = np.minimum(hits, self.width[touched])
         sizes = 8 * (self.sizes["words"][touched] + 2 * room)
         for batch in np.split(np.arange(len(touched)), np.flatnonzero(np.diff(np.cumsum(sizes) // _STATE_BYTES)) + 1):
-            yield from self._slide(found, touched[batch], hits[batch], room[batch])
+            yield from self._slide(entries, touched[batch], hits[batch], room[batch])
 
     def _slide(
-        self, found: NDArray[np.int64], items: NDArray[np.int64], hits: NDArray[np.int64], room: NDArray[np.int64]
+        self, entries: NDArray[np.int64], items: NDArray[np.int64], hits: NDArray[np.int64], room: NDArray[np.int64]
     ) -> Iterator[NearPlace]:
         """Return the places of some candidates, of which the text has so many n-grams, and a window `room` at most."""
         windows = np.zeros(len(items), _WINDOW)
@@ -96,7 +96,7 @@ class NearSearch:
         spans = np.empty(int(np.sum(hits // np.maximum(1, least))), _SPAN)
         self._slots[items] = np.arange(len(items))
         count = _slide(
-            found, self.keys, self.items, self.words, self._slots, windows, np.zeros(int(words.sum()), np.int64),
+            entries, self.keys, self.items, self.words, self._slots, windows, np.zeros(int(words.sum()), np.int64),
             np.empty((int(room.sum()), 2), np.int64), spans,
         )  # fmt: skip
         self._slots[items] = -1
@@ -105,11 +105,11 @@ class NearSearch:
 
 @kernel
 def _count_items(
-    found: np.ndarray, keys: np.ndarray, items: np.ndarray, counts: np.ndarray, touched: np.ndarray
+    entries: np.ndarray, keys: np.ndarray, items: np.ndarray, counts: np.ndarray, touched: np.ndarray
 ) -> int:
     """Count the n-grams of each item that a text has; write the items, in the order of the text."""
     count = 0
-    for first in found:
+    for first in entries:
         entry = first
         while entry >= 0 and entry < len(keys) and keys[entry] == keys[first]:
             item = items[entry]
@@ -148,7 +148,7 @@ def _drop_oldest(window: Any, covers: np.ndarray, ring: np.ndarray) -> None:
 
 @kernel
 def _slide(
-    found: np.ndarray,
+    entries: np.ndarray,
     keys: np.ndarray,
     items: np.ndarray,
     words: np.ndarray,
@@ -164,9 +164,9 @@ def _slide(
     position in the text and word of the item.
     """
     count = 0
-    for position in range(len(found)):
-        entry = found[position]
-        while entry >= 0 and entry < len(keys) and keys[entry] == keys[found[position]]:
+    for position in range(len(entries)):
+        entry = entries[position]
+        while entry >= 0 and entry < len(keys) and keys[entry] == keys[entries[position]]:
             slot = slots[items[entry]]
             if slot >= 0:
                 window = windows[slot]

@@ -226,7 +226,7 @@ def _hash_ngrams(words: np.ndarray, length: int, hashes: np.ndarray) -> None:
 
 
 @kernel
-def find_keys(hashes: np.ndarray, keys: np.ndarray, buckets: np.ndarray, shift: int, found: np.ndarray) -> None:
+def find_keys(hashes: np.ndarray, keys: np.ndarray, buckets: np.ndarray, shift: int, rows: np.ndarray) -> None:
     """For each hash the first place of an equal key in the sorted `keys`, or −1 (n, int64).
 
     `buckets` has where the keys of each value of the bits above `shift` begin.
@@ -241,4 +241,4 @@ def find_keys(hashes: np.ndarray, keys: np.ndarray, buckets: np.ndarray, shift: 
                 low = middle + 1
             else:
                 high = middle
-        found[at] = low if low < buckets[bucket + 1] and keys[low] == hashes[at] else -1
+        rows[at] = low if low < buckets[bucket + 1] and keys[low] == hashes[at] else -1

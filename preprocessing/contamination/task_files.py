@@ -36,8 +36,8 @@ def is_task_file(path: Path) -> bool:
 
 def task_files_in(folder: Path) -> list[Path]:
     """Return the tasks in a folder or below, by name; not those that others include (_NAME), nor groups of tasks."""
-    found = (path for path in walk(folder) if is_task_file(path) and not path.name.startswith("_"))
-    return sorted(path for path in found if "group" not in _read(path))
+    candidates = (path for path in walk(folder) if is_task_file(path) and not path.name.startswith("_"))
+    return sorted(path for path in candidates if "group" not in _read(path))
 
 
 def list_task(path: Path, template: str = ALL_FIELDS) -> list[CorpusFile]:
@@ -140,9 +140,9 @@ def _data_files(path: Path, task: dict[str, Any]) -> Sequence[CorpusFile]:
         given = options.get("data_files") or []
         if isinstance(given, dict):
             given = given.get(split) or list(chain.from_iterable(map(_listed, given.values())))
-        found = [_local(path, name) for name in _listed(given)]
-        require(bool(found), f"--against {path}: expected dataset_kwargs.data_files, got none")
-        return found
+        local_files = [_local(path, name) for name in _listed(given)]
+        require(bool(local_files), f"--against {path}: expected dataset_kwargs.data_files, got none")
+        return local_files
     if is_folder(folder := path.parent / where) or is_folder(folder := Path(where)):
         root = folder
     else:
@@ -166,11 +166,11 @@ def _listed(names: Any) -> list[str]:
 
 def _local(path: Path, name: str) -> CorpusFile:
     """Return a file that a task names: from the working directory, as lm-eval takes it, or else next to the task."""
-    for found in (Path(name), path.parent / name):
-        if exists(found) and is_file(found):
-            info = file_info(found)
+    for candidate in (Path(name), path.parent / name):
+        if exists(candidate) and is_file(candidate):
+            info = file_info(candidate)
             assert info is not None
-            return CorpusFile(found, found.name, info.size)
+            return CorpusFile(candidate, candidate.name, info.size)
     raise UsageError(f"--against {path}: expected its data file {name}, but there is none of that name")
 
 

@@ -60,20 +60,20 @@ def find_decisions(groups: Sequence[SliceGroup], manifest: MixManifest, mix_dir:
     for file in manifest.files:
         for written in file.slices:
             files_of.setdefault(written.file, []).append((written.first, written.end, mix_dir / file.path))
-    found = list[GroupDecisions]()
+    decisions = list[GroupDecisions]()
     for group in groups:
         paths = dict[Path, None]()
         for part in group:
             for first, end, path in files_of[part.name]:
                 if first < ends[part.label] and end > part.first_row:
                     paths[path] = None
-        found.append(GroupDecisions(FileSet(tuple(paths)), tuple(ends[part.label] for part in group)))
-    return found
+        decisions.append(GroupDecisions(FileSet(tuple(paths)), tuple(ends[part.label] for part in group)))
+    return decisions
 
 
 def open_mix(mix_dir: Path) -> tuple[MixManifest, list[Path]]:
     """Return how a mix was decided, and its files. UsageError if there is none, InputError if mix has not finished."""
-    paths = [found.path for found in list_finished(mix_dir, "the folder that mix wrote") if not found.reason]
+    paths = [finished.path for finished in list_finished(mix_dir, "the folder that mix wrote") if not finished.reason]
     return MixManifest.load(mix_dir), paths
 
 

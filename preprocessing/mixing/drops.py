@@ -265,10 +265,10 @@ def _records(file: int | NDArray, row: Rows, reason: int) -> NDArray:
 
 def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> None:
     """Raise InputError unless pass 1 found all `named` rows to leave out; else the key sets are of another corpus."""
-    found = sum(counts.total(reason).documents for reason in DROPPED)
-    if found != named:
+    dropped = sum(counts.total(reason).documents for reason in DROPPED)
+    if dropped != named:
         raise InputError(
-            f"{' and '.join(map(str, key_sets))} name {named:,} documents, and {found:,} of them are in the corpus: "
+            f"{' and '.join(map(str, key_sets))} name {named:,} documents, and {dropped:,} of them are in the corpus: "
             "they were made from another version of it, or a list names a row that is none. Run filter and the dedup "
             "stages again, or correct the list"
         )

@@ -53,7 +53,7 @@ def load_facts(path: Path, names: Sequence[str], has_tokens: bool, bands: ScoreB
         if name not in tables:
             raise InputError(f"{path} has facts of {name!r}; expected {', '.join(names)}: remove it, and run again")
         tables[name].append(table)
-    return [_join(name, found, has_tokens, bands) for name, found in tables.items()]
+    return [_join(name, facts_of_file, has_tokens, bands) for name, facts_of_file in tables.items()]
 
 
 def _join(name: str, tables: Sequence[pa.Table], has_tokens: bool, bands: ScoreBands | None) -> MixFacts:

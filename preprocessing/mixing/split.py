@@ -115,9 +115,9 @@ def ordered_rows(
         _in_ranges(opened, share, memory // 2, output) as ranges,
         closing(LineBuffer(output.parent, memory // 2)) as lines,
     ):
-        for found in ranges:
+        for row_range in ranges:
             lines.clear()
-            rows = _load(found, sources, lines)
+            rows = _load(row_range, sources, lines)
             yield rows, pc.sort_indices(rows, [(name, "ascending") for name in ("order", "source", "line")]).to_numpy()
             del rows
 
@@ -164,7 +164,7 @@ def _in_ranges(files: Sequence[BucketFile], share: Share, memory: int, output: P
         temporary.unlink(missing_ok=True)
 
 
-def _load(found: _Found, sources: Sequence[str], lines: LineBuffer) -> pa.RecordBatch:
+def _load(row_range: _Found, sources: Sequence[str], lines: LineBuffer) -> pa.RecordBatch:
     """Rows: their lines, which are in `lines` until its next use, and their numbers.
 
     `source` is the number in `sources`. Each frame is copied and let go.
@@ -173,7 +173,7 @@ def _load(found: _Found, sources: Sequence[str], lines: LineBuffer) -> pa.Record
     types = {"order": np.uint64, "holdout": np.uint64, "size": np.int64, "source": np.int32}
     numbers: dict[str, list[NDArray]] = {name: [np.empty(0, kind)] for name, kind in types.items()}
     names = pa.array(sources, pa.string())
-    for rows in found.read():
+    for rows in row_range.read():
         lines.append(line_bytes(rows).data)
         sizes.append(np.diff(line_offsets(rows)))
         for name in ("order", "holdout", "size"):

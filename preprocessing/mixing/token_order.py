@@ -94,13 +94,13 @@ class DocumentPlaces:
                 is_in_part = copies.parts == part
                 orders[part].append(copies.orders[is_in_part])
                 keys[part] += [DocKey(copies.file, row) for row in copies.rows[is_in_part].tolist()]
-        found = dict[int, DocKey]()
+        key_of_number = dict[int, DocKey]()
         for part, of_part in wanted.items():
             order = np.argsort(np.concatenate(orders[part]), kind="stable")
             before = int(ends[part] - sizes[part])
             for number in of_part:
-                found[number] = keys[part][int(order[number - before])]
-        return found
+                key_of_number[number] = keys[part][int(order[number - before])]
+        return key_of_number
 
     def _numbers_before(self, set_name: str, wanted: Sequence[tuple[int, np.uint64]]) -> list[int]:
         """Return, for parts and orders in them, how many copies in a set are in earlier parts or before in the part."""

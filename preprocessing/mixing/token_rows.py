@@ -160,11 +160,12 @@ class _RowEncoder:
 def _reject_changed(part: Slice, documents: Sequence[Document], decided: DecidedFile, chosen: slice) -> None:
     """Raise InputError if a document is not as long as the one that was decided on: rows have moved."""
     for document, size in zip(documents, decided.sizes[chosen].tolist(), strict=True):
-        found = utf8_size(document.text)
-        if found != size:
+        size_now = utf8_size(document.text)
+        if size_now != size:
             raise InputError(
-                f"{part.path} line {document.key.row + 1}: expected {size:,} bytes of text in the mix, got {found:,}: "
-                "the file is not the one that was decided on. Run the stages that wrote it, and decide, again"
+                f"{part.path} line {document.key.row + 1}: expected {size:,} bytes of text in the mix, got "
+                f"{size_now:,}: the file is not the one that was decided on. Run the stages that wrote it, and decide, "
+                "again"
             )
 
 

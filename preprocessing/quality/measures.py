@@ -173,8 +173,8 @@ class TextMeasures:
         """Return how many different stop words there are."""
         if self._stop_hashes is not None:
             return int(np.count_nonzero(np.isin(self._stop_hashes, self.words.hash)))
-        found = int(np.bitwise_or.reduce(self.words.flags, initial=0)) >> 8
-        return (found & ((1 << len(STOP_WORDS)) - 1)).bit_count()
+        seen = int(np.bitwise_or.reduce(self.words.flags, initial=0)) >> 8
+        return (seen & ((1 << len(STOP_WORDS)) - 1)).bit_count()
 
     def sentences(self) -> int:
         """Sentences of the lines: one begins after a mark that ends one, and each line ends one."""

@@ -115,8 +115,8 @@ class PersonalRules:
             return text, 0
         from phonenumbers import Leniency, PhoneNumberMatcher
 
-        found = PhoneNumberMatcher(text, self.region or None, leniency=Leniency.VALID, max_tries=2**31)
-        spans = [(match.start, match.end) for match in found]
+        matches = PhoneNumberMatcher(text, self.region or None, leniency=Leniency.VALID, max_tries=2**31)
+        spans = [(match.start, match.end) for match in matches]
         return _put(text, spans, REPLACEMENTS["phone"]), len(spans)
 
 
@@ -168,12 +168,12 @@ def _find_accounts(text: str) -> list[tuple[int, int]]:
 
     spans = list[tuple[int, int]]()
     for match in _IBAN.finditer(text):
-        found = match[0]
+        account = match[0]
         for _ in range(_LONGEST_RUN + 1):
-            if iban.is_valid(found):
-                spans.append((match.start(), match.start() + len(found)))
+            if iban.is_valid(account):
+                spans.append((match.start(), match.start() + len(account)))
                 break
-            found = found.rpartition(" ")[0]
+            account = account.rpartition(" ")[0]
     return spans
 
 

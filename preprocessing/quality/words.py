@@ -223,7 +223,7 @@ def _split_middle(word: str, rules: WordRules) -> list[str]:
         return words if len(words) > 1 or word == "and/or" else _split_infixes(word, rules)
     words = _split_infixes(word, rules)
     if rules.elides:
-        return [shorter for found in words for shorter in _ELISION.split(found)]
+        return [shorter for longer in words for shorter in _ELISION.split(longer)]
     return words
 
 
@@ -258,19 +258,19 @@ def _split_infixes(word: str, rules: WordRules) -> list[str]:
         return [word]
     words = list[str]()
     done = 0
-    for found in _infix_of(rules).finditer(word):
-        at, end = found.span()
+    for infix in _infix_of(rules).finditer(word):
+        at, end = infix.span()
         if at == 0 or (
-            found[0] == "."
+            infix[0] == "."
             and not (
                 (word[at - 1].islower() or word[at - 1] in _QUOTES) and (word[end].isupper() or word[end] in _QUOTES)
             )
         ):
             continue
-        words += [word[done:at], found[0]]
+        words += [word[done:at], infix[0]]
         done = end
     words.append(word[done:])
-    return [found for found in words if found]
+    return [infix for infix in words if infix]
 
 
 class Words(NamedTuple):

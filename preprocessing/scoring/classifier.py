@@ -152,8 +152,8 @@ class Classifier:
         from transformers import BatchEncoding
 
         logits = self.model(**BatchEncoding(inputs, tensor_type="pt").to(self.device)).logits
-        found: NDArray[np.float64] = logits.float().cpu().numpy().astype(np.float64)
-        return found
+        numbers: NDArray[np.float64] = logits.float().cpu().numpy().astype(np.float64)
+        return numbers
 
 
 def _probabilities(logits: NDArray[np.float64], is_multi: bool) -> NDArray[np.float64]:

@@ -186,32 +186,32 @@ def find_features(
     word_ngrams: int,
     bucket: int,
     first_bucket: int,
-    found: NDArray[np.int64],
+    features: NDArray[np.int64],
 ) -> int:
     """Write the rows of a text's features to `found`; return how many there are."""
     count = 0
     for i in range(len(words)):
         if rows[words[i]] >= 0:
-            found[count] = rows[words[i]]
+            features[count] = rows[words[i]]
             count += 1
     for i in range(len(words)):
         joined = np.uint64(hashes[words[i]])
         for j in range(i + 1, min(len(words), i + word_ngrams)):
             joined = joined * _MULTIPLIER + np.uint64(hashes[words[j]])
-            found[count] = first_bucket + np.int64(joined % np.uint64(bucket))
+            features[count] = first_bucket + np.int64(joined % np.uint64(bucket))
             count += 1
     return count
 
 
 @kernel
 def mean_vector(
-    found: NDArray[np.int64], count: int, vectors: NDArray[np.float32], hidden: NDArray[np.float32]
+    features: NDArray[np.int64], count: int, vectors: NDArray[np.float32], hidden: NDArray[np.float32]
 ) -> None:
     """Write the mean of the vectors of features to `hidden`; zeros without any."""
     hidden[:] = 0
     for i in range(count):
         for d in range(len(hidden)):
-            hidden[d] += vectors[found[i], d]
+            hidden[d] += vectors[features[i], d]
     if count:
         scale = np.float32(1) / np.float32(count)
         for d in range(len(hidden)):
@@ -238,7 +238,7 @@ def train_epoch(
     longest = 1
     for number in range(len(spans)):
         longest = max(longest, spans[number, 1] - spans[number, 0])
-    found = np.empty(longest * word_ngrams, np.int64)
+    features = np.empty(longest * word_ngrams, np.int64)
     dim = vectors.shape[1]
     hidden = np.empty(dim, np.float32)
     gradient = np.empty(dim, np.float32)
@@ -246,10 +246,10 @@ def train_epoch(
     for number in range(len(spans)):
         rate = np.float32(lr * (1 - (done + number) / steps))
         own = words[spans[number, 0] : spans[number, 1]]
-        count = find_features(own, rows, hashes, word_ngrams, bucket, first_bucket, found)
+        count = find_features(own, rows, hashes, word_ngrams, bucket, first_bucket, features)
         if count == 0:
             continue
-        mean_vector(found, count, vectors, hidden)
+        mean_vector(features, count, vectors, hidden)
         largest = np.float32(-np.inf)
         for label in range(len(outputs)):
             total = np.float32(0)
@@ -271,4 +271,4 @@ def train_epoch(
         scale = np.float32(1) / np.float32(count)
         for i in range(count):
             for d in range(dim):
-                vectors[found[i], d] += gradient[d] * scale
+                vectors[features[i], d] += gradient[d] * scale

@@ -138,9 +138,15 @@ def score_step(name: str, options: ScoreOptions) -> ModelScore:
             find_spec("transformers") is not None and find_spec("torch") is not None,
             f"[scores.{name}]: a classifier needs transformers and torch: pip install 'gristmill[classifier]'",
         )
-        found = read_classifier(options.transformers, options.label)
+        classifier = read_classifier(options.transformers, options.label)
         return ClassifierScore(
-            name, found.version, found.files, found.output, found.is_multi, options.max_tokens, options.device
+            name,
+            classifier.version,
+            classifier.files,
+            classifier.output,
+            classifier.is_multi,
+            options.max_tokens,
+            options.device,
         )
     model = Path(options.fasttext)
     require(model.is_file(), f"[scores.{name}]: {model}: expected a fastText model, and there is no such file")

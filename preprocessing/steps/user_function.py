@@ -80,8 +80,8 @@ class UserFunction(DocumentStep):
         function = load_function(self.function)
         if version_of(self.function) != self.code:
             raise UsageError(f"{self.function} was changed while it was at work: run the same command again")
-        found = function(list(batch.texts), *(batch.column(name) for name in self.fields))
-        values = self._to_list(found)
+        results = function(list(batch.texts), *(batch.column(name) for name in self.fields))
+        values = self._to_list(results)
         if self.kind == "rewrite":
             return Outcome(texts=values)
         if self.kind == "keep":
@@ -99,9 +99,9 @@ class UserFunction(DocumentStep):
             raise TypeError(f"{self.function} returned {value!r:.40} for a text: expected True or False")
         return bool(value)
 
-    def _to_list(self, found: Any) -> list[Any]:
+    def _to_list(self, results: Any) -> list[Any]:
         """Return what the function returned as a list. Raises TypeError unless it is one."""
-        if isinstance(found, str) or not hasattr(found, "__len__"):
-            kind = type(found).__name__
+        if isinstance(results, str) or not hasattr(results, "__len__"):
+            kind = type(results).__name__
             raise TypeError(f"{self.function} returned a {kind}: expected a list with an item for each text")
-        return list(found)
+        return list(results)

@@ -100,5 +100,5 @@ def _values(lists: pa.Array, column: str, path: Path) -> NDArray[np.integer]:
     values = lists.flatten()
     if values.null_count:
         raise InputError(f"{path}: expected an id everywhere in {column}, got null; write it again")
-    found: NDArray[np.integer] = values.to_numpy(zero_copy_only=False)
-    return found
+    ids: NDArray[np.integer] = values.to_numpy(zero_copy_only=False)
+    return ids

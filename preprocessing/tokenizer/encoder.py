@@ -89,8 +89,8 @@ class Encoder:
             normalized[i] = ""
         ids, offsets = self._merge(normalized, -1)
         parts = [ids[offsets[i] : offsets[i + 1]] for i in range(len(texts))]
-        found = self._encode_with_sentencepiece([texts[i] for i in with_symbol])
-        for i, part in zip(with_symbol, found, strict=True):
+        encoded = self._encode_with_sentencepiece([texts[i] for i in with_symbol])
+        for i, part in zip(with_symbol, encoded, strict=True):
             parts[i] = part
         return _concatenate(parts, end_id)
 
@@ -151,8 +151,8 @@ class Encoder:
         options: dict[str, Any] = {"add_bos": False, "add_eos": False, "reverse": False, "enable_sampling": False}
         if hasattr(self._model, "EncodeAsNumpy"):  # SentencePiece 0.2.3 and later; lists before
             options["return_type"] = "numpy"
-        found = self._model.encode(encoded, num_threads=1, **options)
-        return [np.asarray(ids, np.int32) for ids in found]
+        lists = self._model.encode(encoded, num_threads=1, **options)
+        return [np.asarray(ids, np.int32) for ids in lists]
 
     def _disagrees(self, vocabulary: Vocabulary) -> bool:
         """Return whether SentencePiece gives other ids for texts made of a sample of its pieces."""

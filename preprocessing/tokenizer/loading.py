@@ -99,9 +99,9 @@ class JsonEncoder:
         return ids, offsets
 
     def _encode_fast(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        found = self._fast.encode_batch(list(texts), parallel=False).layout
-        ids = np.asarray(found.content.data)
-        offsets = np.asarray(found.offsets.data)
+        layout = self._fast.encode_batch(list(texts), parallel=False).layout
+        ids = np.asarray(layout.content.data)
+        offsets = np.asarray(layout.offsets.data)
         return ids.view(np.int32), offsets.astype(np.int64, copy=False)
 
     def _compare(self, texts: Sequence[str], ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:

@@ -225,12 +225,12 @@ def write_manifest(
         with atomic_write(copy) as temporary:
             shutil.copyfile(original, temporary)
     record = TokenizerRecord(copies[0][1].name, facts.sha256, facts.vocab_size, facts.end, facts.begin)
-    found = Manifest(record, token_dtype(record.vocab_size).name, [report.shard for report in reports], {})
+    joined = Manifest(record, token_dtype(record.vocab_size).name, [report.shard for report in reports], {})
     for report in reports:
-        merge_reports(found, report)
-    found.sources = dict(sorted(found.sources.items()))
-    atomic_write_bytes(data_path, blend(found).encode())
-    found.save(manifest.parent)
+        merge_reports(joined, report)
+    joined.sources = dict(sorted(joined.sources.items()))
+    atomic_write_bytes(data_path, blend(joined).encode())
+    joined.save(manifest.parent)
 
 
 def add_to(record: ShardRecord | SourceRecord, documents: int, tokens: int, size: int) -> None:

@@ -63,8 +63,8 @@ def shard_name(number: int) -> str:
 
 def shards_in(folder: Path, suffixes: Sequence[str] = SHARD_SUFFIXES) -> list[Path]:
     """Return the files of shards in a folder, absolute, as far as their names say."""
-    found = (folder.absolute() / name for name in list_names(folder))
-    return [path for path in found if path.suffix in suffixes and _SHARD.fullmatch(path.stem)]
+    paths = (folder.absolute() / name for name in list_names(folder))
+    return [path for path in paths if path.suffix in suffixes and _SHARD.fullmatch(path.stem)]
 
 
 def join_parts(prefixes: Sequence[Path], parts: Sequence[ShardRecord], prefix: Path) -> ShardRecord:

@@ -159,14 +159,14 @@ class BranchSource:
         now = self._rates(optim, optim)[1]
         with suppress(UsageError):
             before, now = self._rates(optim)
-        found: list[dict[str, Any]] = []
+        changes: list[dict[str, Any]] = []
         if self.record.step and (before is None or _jumps(before, now)):
-            found.append({"after_step": self.record.step, "learning_rate": [before, now]})
+            changes.append({"after_step": self.record.step, "learning_rate": [before, now]})
         if skipped:
-            found.append({"after_step": self.record.step, "skipped_sequences": skipped})
+            changes.append({"after_step": self.record.step, "skipped_sequences": skipped})
         if new := sorted({*documents} - {*self.skipped_documents}):
-            found.append({"after_step": self.record.step, "skipped_documents": new})
-        return found
+            changes.append({"after_step": self.record.step, "skipped_documents": new})
+        return changes
 
     def progress(self, identity: Mapping[str, Any]) -> tuple[MixPlace, bool]:
         """How far the data sets were read, and whether the branch begins to read anew: other sets, weights or seed.

@@ -27,7 +27,7 @@ def _pack(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     rows_below = np.zeros(2 * leaves, np.int64)  # of a binary tree over the rooms left: node i has 2i and 2i + 1
     top = np.full(capacity + 1, -1)  # by room left: the row to fill next, from which `below` continues
     below = np.full(len(lengths), -1)
-    found = np.empty(len(lengths), np.int64)
+    rows = np.empty(len(lengths), np.int64)
     count = 0
     for piece in range(len(lengths)):
         length = lengths[piece]
@@ -40,11 +40,11 @@ def _pack(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
             row = top[room]
             top[room] = below[row]
             _count(rows_below, leaves + room, -1)
-        found[piece] = row
+        rows[piece] = row
         room -= length
         below[row], top[room] = top[room], row
         _count(rows_below, leaves + room, 1)
-    return found
+    return rows
 
 
 @kernel

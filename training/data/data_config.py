@@ -97,7 +97,7 @@ class DataConfig:
     @property
     def ramp(self) -> list[tuple[int, int]]:
         """`batch_ramp` as numbers: sequences per step, and the tokens read until which they hold."""
-        return [(int(found[1]), int(found[2])) for each in self.batch_ramp if (found := _RAMP.fullmatch(each))]
+        return [(int(match[1]), int(match[2])) for each in self.batch_ramp if (match := _RAMP.fullmatch(each))]
 
     def of_documents(self) -> dict[str, Any]:
         """Return the options of documents that are not at their defaults, by name: runs from before them have none.

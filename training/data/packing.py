@@ -78,16 +78,16 @@ class PackedSequences(DataSet):
 
     def targets(self, indices: Indices, tokens: Tensor) -> Tensor:
         """IGNORE_INDEX for padding, and for the first token of a piece that begins within its document, or of any."""
-        found = tokens[:, 1:].clone()
+        targets = tokens[:, 1:].clone()
         if self.masks is not None:
             for row, index in enumerate(indices):
-                found[row, torch.from_numpy(~self._is_target(int(index)))] = IGNORE_INDEX
-            return found
+                targets[row, torch.from_numpy(~self._is_target(int(index)))] = IGNORE_INDEX
+            return targets
         for row, index in enumerate(indices):
             first, last = self.plan.rows[index : index + 2]
             begins = np.cumsum(self.plan.lengths[first : last - 1])  # in the row, of all pieces but the first
-            found[row, torch.from_numpy(begins[self.is_ignored[first + 1 : last]] - 1)] = IGNORE_INDEX
-        return found
+            targets[row, torch.from_numpy(begins[self.is_ignored[first + 1 : last]] - 1)] = IGNORE_INDEX
+        return targets
 
     def positions(self, indices: Indices) -> Tensor:
         """Positions in pieces; padding is a piece."""
@@ -117,11 +117,11 @@ class PackedSequences(DataSet):
         if self.masks is not None:
             return sum(int(self._is_target(int(index)).sum()) for index in indices)
         plan = self.plan
-        found = 0
+        count = 0
         indices = np.asarray(indices)
         for first, last in zip(plan.rows[indices].tolist(), plan.rows[indices + 1].tolist(), strict=True):
-            found += int(plan.lengths[first:last].sum()) - 1 - int(self.is_ignored[first + 1 : last].sum())
-        return found
+            count += int(plan.lengths[first:last].sum()) - 1 - int(self.is_ignored[first + 1 : last].sum())
+        return count
 
     def token_spans(self, index: int) -> list[tuple[int, int]]:
         return [(start, start + length) for start, length in self._pieces(index)]
@@ -137,12 +137,12 @@ class PackedSequences(DataSet):
 
     def _is_target(self, row: int) -> NDArray[np.bool_]:
         """Return which of a row's tokens but its first are targets, where there are masks: (T,) bool."""
-        found = np.zeros(self.length + 1, bool)
+        is_target_token = np.zeros(self.length + 1, bool)
         filled = 0
         for _, is_target in self._masks_of(row):
-            found[filled : filled + len(is_target)] = is_target
+            is_target_token[filled : filled + len(is_target)] = is_target
             filled += len(is_target)
-        return found[1:]
+        return is_target_token[1:]
 
     def _masked_spans(self, row: int) -> list[tuple[int, int]]:
         spans: list[tuple[int, int]] = []

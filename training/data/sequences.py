@@ -200,20 +200,20 @@ class TokenSequences(DataSet, Dataset[Tensor]):
         """Return all tokens but the first of each; a view, unless some are no targets."""
         if not self.has_ignored:
             return tokens[:, 1:]
-        found = tokens[:, 1:].clone()
+        targets = tokens[:, 1:].clone()
         for row, index in enumerate(indices):
             first = int(index) * self.length + 1
-            found[row, torch.from_numpy(~self.is_target(first, first + self.length))] = IGNORE_INDEX
-        return found
+            targets[row, torch.from_numpy(~self.is_target(first, first + self.length))] = IGNORE_INDEX
+        return targets
 
     def is_target(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Return which of the tokens start … stop of all shards concatenated are targets: (stop - start,) bool."""
-        found = np.ones(stop - start, bool) if self.masks is None else self.masks.between(start, stop)
+        is_target = np.ones(stop - start, bool) if self.masks is None else self.masks.between(start, stop)
         for first, end in self.skipped:
-            found[max(0, first - start) : max(0, end - start)] = False
+            is_target[max(0, first - start) : max(0, end - start)] = False
         if self.ignores_firsts:
-            found[self.documents.starts_between(start, stop) - start] = False
-        return found
+            is_target[self.documents.starts_between(start, stop) - start] = False
+        return is_target
 
     def _spans_of(self, documents: Sequence[str]) -> list[tuple[int, int]]:
         """Return where documents of this folder begin and end. Raises UsageError for a number beyond its shard."""
@@ -231,8 +231,8 @@ class TokenSequences(DataSet, Dataset[Tensor]):
                     f"number from 0 to {count - 1}"
                 )
             first = int(self.documents.documents[shard]) + int(number)
-            found = self.documents.numbered(first, first + 1)
-            spans.append((int(found.start[0]), int(found.start[0] + found.length[0])))
+            table = self.documents.numbered(first, first + 1)
+            spans.append((int(table.start[0]), int(table.start[0] + table.length[0])))
         return sorted(spans)
 
     @cached_property

@@ -73,13 +73,13 @@ class TargetGroups:
 
     def source_numbers(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where in `sources` those of documents are, by their numbers in the folder: int64 of the same shape."""
-        found = np.empty_like(numbers)
+        sources = np.empty_like(numbers)
         documents = self._shards.documents.documents
         shards = np.searchsorted(documents, numbers, side="right") - 1
         for shard in np.unique(shards):
             rows = shards == shard
-            found[rows] = self._in_shard(int(shard))[numbers[rows] - documents[shard]]
-        return found
+            sources[rows] = self._in_shard(int(shard))[numbers[rows] - documents[shard]]
+        return sources
 
     def _read_sources(self, shard: int) -> NDArray[np.integer]:
         record = self.data.manifest.shards[shard]

@@ -85,8 +85,8 @@ def copy_tokenizer(parts: Sequence[TokenSequences], out_dir: Path) -> None:
     """
     chats = (part for part in parts if part.masks is not None)
     data = next(chats, parts[0])
-    if found := find_tokenizer(data.manifest.tokenizer, [data.local]):
-        for path, copy in copies_in(out_dir, found).items():
+    if tokenizer := find_tokenizer(data.manifest.tokenizer, [data.local]):
+        for path, copy in copies_in(out_dir, tokenizer).items():
             atomic_write_bytes(copy, path.read_bytes())
 
 
@@ -114,13 +114,13 @@ def require_tokenizer(given: Path | None, record: TokenizerRecord, folders: Sequ
         bool(record.sha256),
         f"{what} needs the checkpoint's tokenizer, which it does not name: give --tokenizer FILE",
     )
-    found = find_tokenizer(record, folders)
-    if found is None:
+    tokenizer = find_tokenizer(record, folders)
+    if tokenizer is None:
         raise UsageError(
             f"{what} needs the checkpoint's tokenizer {record.path} (sha256 {record.sha256[:12]}), which is not in "
             f"{folders[-2]}; give it by --tokenizer FILE"
         )
-    return found
+    return tokenizer
 
 
 def is_tokenizer(path: Path, record: TokenizerRecord) -> bool:

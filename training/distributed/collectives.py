@@ -38,16 +38,16 @@ def wait(work: dist.Work, group: dist.ProcessGroup | None) -> None:
 
 def gather_rows(x: Tensor, axis: Axis | JointAxis) -> Tensor:
     """Return the rows of all ranks along `axis`, one rank's after the other: (N, …) to (n N, …); without autograd."""
-    found = x.new_empty(axis.size * len(x), *x.shape[1:])
-    all_gather(found, x.contiguous(), group=axis.group)
-    return found
+    gathered = x.new_empty(axis.size * len(x), *x.shape[1:])
+    all_gather(gathered, x.contiguous(), group=axis.group)
+    return gathered
 
 
 def scatter_rows(x: Tensor, axis: Axis | JointAxis) -> Tensor:
     """This rank's rows of the sum over the ranks along `axis`: (n N, …) to (N, …); without autograd."""
-    found = x.new_empty(len(x) // axis.size, *x.shape[1:])
-    reduce_scatter(found, x.contiguous(), group=axis.group)
-    return found
+    own_rows = x.new_empty(len(x) // axis.size, *x.shape[1:])
+    reduce_scatter(own_rows, x.contiguous(), group=axis.group)
+    return own_rows
 
 
 def copy_to_tp(x: Tensor, axis: Axis) -> Tensor:

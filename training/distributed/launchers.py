@@ -34,9 +34,9 @@ def adopt_launcher(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     if "RANK" in environ:
         return
-    found = _of_slurm(environ) or _of_mpi(environ, _OPEN_MPI) or _of_mpi(environ, _MPICH)
-    if int(found.get("WORLD_SIZE", 1)) > 1:
-        for name, value in found.items():
+    variables = _of_slurm(environ) or _of_mpi(environ, _OPEN_MPI) or _of_mpi(environ, _MPICH)
+    if int(variables.get("WORLD_SIZE", 1)) > 1:
+        for name, value in variables.items():
             environ.setdefault(name, value)
 
 
@@ -96,17 +96,17 @@ def _of_slurm(environ: MutableMapping[str, str]) -> dict[str, str]:
 
 
 def _of_mpi(environ: MutableMapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    found = {ours: environ.get(theirs, "") for ours, theirs in names.items()}
-    if not all(found.values()):
+    variables = {ours: environ.get(theirs, "") for ours, theirs in names.items()}
+    if not all(variables.values()):
         return {}
     require(
-        found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"] or "MASTER_ADDR" in environ,
-        f"mpirun started {found['WORLD_SIZE']} processes, {found['LOCAL_WORLD_SIZE']} of them here, and does not say "
-        "where the first one is: give its host name to all with mpirun -x MASTER_ADDR=HOST (MPICH: -genv MASTER_ADDR "
-        "HOST), or start them with torchrun",
+        variables["WORLD_SIZE"] == variables["LOCAL_WORLD_SIZE"] or "MASTER_ADDR" in environ,
+        f"mpirun started {variables['WORLD_SIZE']} processes, {variables['LOCAL_WORLD_SIZE']} of them here, and does "
+        "not say where the first one is: give its host name to all with mpirun -x MASTER_ADDR=HOST (MPICH: -genv "
+        "MASTER_ADDR HOST), or start them with torchrun",
     )
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or environ.get("PMI_PORT", "")
-    return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _port(zlib.crc32(job.encode()))}
+    return {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _port(zlib.crc32(job.encode()))}
 
 
 def _port(job: int) -> str:
@@ -120,10 +120,10 @@ def first_host(hosts: str) -> str:
     >>> [first_host(hosts) for hosts in ("gpu[07-09,11],cpu1", "node3,node4", "a-[1,3]")]
     ['gpu07', 'node3', 'a-1']
     """
-    found = _FIRST_HOST.match(hosts)
-    if found is None:
+    match = _FIRST_HOST.match(hosts)
+    if match is None:
         raise UsageError(f"SLURM_STEP_NODELIST {hosts!r}: expected names of hosts; set MASTER_ADDR to the first one's")
-    return found[1] + (found[2] or "")
+    return match[1] + (match[2] or "")
 
 
 def _tasks_by_node(counts: str) -> list[int]:

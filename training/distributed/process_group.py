@@ -160,10 +160,10 @@ def _require_same_versions(of_ranks: Sequence[str]) -> None:
     """Raise UsageError where a rank has other versions than rank 0; each is `VERSIONS on HOST`."""
     first = of_ranks[0]
     expected = first.rpartition(" on ")[0]
-    for rank, found in enumerate(of_ranks):
-        if found.rpartition(" on ")[0] != expected:
+    for rank, versions in enumerate(of_ranks):
+        if versions.rpartition(" on ")[0] != expected:
             raise UsageError(
-                f"rank {rank} has {found}, and rank 0 has {first}: expected the same on all nodes; install the same "
+                f"rank {rank} has {versions}, and rank 0 has {first}: expected the same on all nodes; install the same "
                 "versions, such as by pip install -c constraints.txt"
             )
 

@@ -138,10 +138,10 @@ def read_rope(config: dict[str, Any], default_base: float = 10_000.0) -> dict[st
     for key, value in scaling.items():
         if key not in names and value is not None and (key, value) not in _WITHOUT_EFFECT:
             raise UsageError(f"its rope_scaling has {key} {value!r}, which our model does not implement for {kind}")
-    found = {ours: scaling[theirs] for theirs, ours in names.items() if scaling.get(theirs) is not None}
+    options = {ours: scaling[theirs] for theirs, ours in names.items() if scaling.get(theirs) is not None}
     if "original_max_position_embeddings" in names:
-        found.setdefault("rope_original_context", config["max_position_embeddings"])
-    return {"rope_base": base, "rope_scaling": "none" if kind == "default" else kind, **found}
+        options.setdefault("rope_original_context", config["max_position_embeddings"])
+    return {"rope_base": base, "rope_scaling": "none" if kind == "default" else kind, **options}
 
 
 def write_rope(model: ModelConfig) -> dict[str, Any]:

@@ -156,13 +156,14 @@ def find_family(model: ModelConfig) -> ModelFamily:
     """The first family that represents a resolved model. Raises UsageError if none does, with the nearest ones'."""
     for option, name in model.own_names.items():
         raise UsageError(f"{option} is {name}, a part of yours, which no Hugging Face architecture has: not exported")
-    found = dict[str, list[str]]()
+    differences = dict[str, list[str]]()
     for family in FAMILIES.values():
-        found[family.architecture] = list(_differences(family, model))
-        if not found[family.architecture]:
+        differences[family.architecture] = list(_differences(family, model))
+        if not differences[family.architecture]:
             return family
-    nearest = sorted(found, key=lambda name: (_OTHER_SIZES in found[name][0], len(found[name])))[:_NEAREST]
-    reasons = "; ".join(f"{name} has {', '.join(found[name])}" for name in nearest)
+    by_distance = sorted(differences, key=lambda name: (_OTHER_SIZES in differences[name][0], len(differences[name])))
+    nearest = by_distance[:_NEAREST]
+    reasons = "; ".join(f"{name} has {', '.join(differences[name])}" for name in nearest)
     raise UsageError(
         f"no Hugging Face architecture has this mixture of parts, so it cannot be exported; the nearest: {reasons}"
     )

@@ -150,9 +150,9 @@ def _cut(text: str, following: str, normal: str) -> str:
 
 
 def _decoders(vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": ESCAPED_SPACE}, "content": " "}]
-    found += [{"type": "ByteFallback"}] * _has_bytes(vocabulary) + [{"type": "Fuse"}]
-    return found + [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * vocabulary.add_dummy_prefix
+    decoders: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": ESCAPED_SPACE}, "content": " "}]
+    decoders += [{"type": "ByteFallback"}] * _has_bytes(vocabulary) + [{"type": "Fuse"}]
+    return decoders + [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * vocabulary.add_dummy_prefix
 
 
 def _begin_with(pieces: Mapping[str, int]) -> dict[str, Any]:

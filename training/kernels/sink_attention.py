@@ -22,8 +22,8 @@ def sink_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, seen: Seen) -
     Memory grows with T, and with a window work with T x window.
     """
     # values may be a part of a product with queries and keys, which would be kept with them
-    found: Tensor = _SinkAttention.apply(q, k, v.contiguous(), sinks, seen)
-    return found
+    output: Tensor = _SinkAttention.apply(q, k, v.contiguous(), sinks, seen)
+    return output
 
 
 class _SinkAttention(torch.autograd.Function):

@@ -94,11 +94,11 @@ def check_latent(config: ModelOptions) -> None:
     needed |= {"qkv_bias": False, "out_bias": False, "query_layer": False}
     needed |= {"head_dim": config.qk_nope_head_dim + config.qk_rope_head_dim}
     for name, value in needed.items():
-        found = getattr(config, name)
+        given = getattr(config, name)
         require(
-            found == value,
+            given == value,
             f"model.kv_lora_rank {config.kv_lora_rank} makes attention latent, which needs model.{name} "
-            f"{str(value).lower()} and not {str(found).lower()}; try --model.{name} {str(value).lower()}",
+            f"{str(value).lower()} and not {str(given).lower()}; try --model.{name} {str(value).lower()}",
         )
     require(
         config.residual != "deepnorm",
@@ -123,7 +123,7 @@ _LOADS = ("capacity_factor", "balance_loss", "balance_rate", "router_z_loss")
 
 def expert_defaults(config: ModelOptions, ffn_width: int) -> dict[str, Any]:
     """Return the options of sparse layers with every default filled in; of a dense model those that have no effect."""
-    found: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "sparse_every": config.sparse_every or 1,
         "router": config.router or "softmax",
         "router_normalize": config.router_normalize is not False,
@@ -131,11 +131,11 @@ def expert_defaults(config: ModelOptions, ffn_width: int) -> dict[str, Any]:
         "router_scale": config.router_scale or 1.0,
     }
     if not config.experts:
-        return {**found, "balance": config.balance or "none"}
+        return {**defaults, "balance": config.balance or "none"}
     balance = config.balance or "sequence"
     groups = config.expert_groups or 1
     return {
-        **found,
+        **defaults,
         "experts_per_token": config.experts_per_token or min(2, config.experts),
         "expert_width": config.expert_width or ffn_width,
         "expert_groups": groups,

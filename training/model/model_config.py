@@ -118,10 +118,10 @@ class ModelConfig(ModelOptions):
             field.name: field.default for field in fields(self) if field.name not in ALWAYS_RECORDED
         }
         plain = replace(self, **newer, preset="llama")._with_preset()._complete(self.vocab_size, self.context)
-        found = asdict(self)
-        kept = {key: value for key, value in found.items() if key not in newer or value != getattr(plain, key)}
+        fields_now = asdict(self)
+        kept = {key: value for key, value in fields_now.items() if key not in newer or value != getattr(plain, key)}
         again = self.from_record(kept)  # with it another option may have another default
-        return kept | {key: value for key, value in found.items() if value != getattr(again, key)}
+        return kept | {key: value for key, value in fields_now.items() if value != getattr(again, key)}
 
     @classmethod
     def from_record(cls, values: Mapping[str, Any]) -> Self:

@@ -98,9 +98,9 @@ def _compare_ranks(whole: OwnMLP, x: Tensor, output: Tensor, name: str) -> None:
         placement = whole.weights[each].placement
         if placement in ("colwise", "rowwise") or p.grad is None or first is None or second is None:
             continue
-        found = first if placement == "replicated" else first + second
+        gradient = first if placement == "replicated" else first + second
         require(
-            torch.allclose(found, p.grad),
+            torch.allclose(gradient, p.grad),
             f"{MLP_OPTION}: {each} of {name} is {placement}, and the gradients of two tensor-parallel ranks say it is "
             f"{'partial' if placement == 'replicated' else 'replicated'}; try that",
         )

@@ -59,16 +59,16 @@ def own_activation(config: ModelConfig) -> Callable[..., Tensor] | None:
     """Return the function of the user's that `model.mlp` names; None where it names a class, or one of ours."""
     if not is_own(config.mlp):
         return None
-    found = load_own(str(config.mlp), MLP_OPTION)
-    return None if isinstance(found, type) else found
+    own = load_own(str(config.mlp), MLP_OPTION)
+    return None if isinstance(own, type) else own
 
 
 def is_gated_by_user(mlp: str) -> bool:
     """Return whether an own MLP has a gate: a class says so, and an activation takes two arguments."""
-    found = load_own(mlp, MLP_OPTION)
-    if isinstance(found, type):
-        return bool(getattr(found, "gated", False))
-    arguments = len(inspect.signature(found).parameters)
+    own = load_own(mlp, MLP_OPTION)
+    if isinstance(own, type):
+        return bool(getattr(own, "gated", False))
+    arguments = len(inspect.signature(own).parameters)
     require(
         arguments in (1, 2),
         f"{MLP_OPTION}: {mlp} takes {arguments} arguments; expected one, the features of an MLP without a gate, or "
@@ -140,11 +140,11 @@ def _check_described(
 
 def own_weights(root: nn.Module) -> dict[str, Weight]:
     """Return what own parts in a model say of their parameters, by the parameters' full names."""
-    found: dict[str, Weight] = {}
+    weights: dict[str, Weight] = {}
     for path, module in root.named_modules():
         for name, weight in getattr(type(module), "weights", {}).items():
-            found[f"{path}.{name}" if path else name] = weight
-    return found
+            weights[f"{path}.{name}" if path else name] = weight
+    return weights
 
 
 def check_divisible(root: nn.Module, tp: int) -> None:

@@ -27,8 +27,8 @@ class SparseMLP(nn.Module):
     @staticmethod
     def dispatch(experts: "Experts", x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         """Weighted outputs of rows (N, D) sorted by expert; otherwise where experts are divided over ranks."""
-        found: Tensor = experts(x, weights, counts)
-        return found
+        output: Tensor = experts(x, weights, counts)
+        return output
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

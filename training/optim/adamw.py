@@ -77,15 +77,15 @@ class AdamW(Optimizer):
         On disk, the tensors are memory maps of the files.
         """
         flat = self._moments.flat_states()
-        found = {}
+        moments = {}
         for param in self.params:
             if not param.local.numel():
-                found[param.name] = {name: torch.empty_like(param.local.detach()) for name in flat}
+                moments[param.name] = {name: torch.empty_like(param.local.detach()) for name in flat}
         for param, start in zip(self.unique, self._flat_starts(), strict=True):
             shape = param.local.shape
             stop = start + param.local.numel()
-            found[param.name] = {name: values[start:stop].view(shape) for name, values in flat.items()}
-        return found
+            moments[param.name] = {name: values[start:stop].view(shape) for name, values in flat.items()}
+        return moments
 
     def _flat_starts(self) -> list[int]:
         """Start of each parameter in the flat buffer, in elements."""

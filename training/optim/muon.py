@@ -144,9 +144,9 @@ class WholeMatrices:
         group = self.holders.group
         sizes = [tensor.numel() for tensor in sent] + [0] * (size - len(sent))
         counts = [*received] + [0] * (size - len(received))
-        found = sent[0].new_empty(sum(counts))
-        dist.all_to_all_single(found, torch.cat([*sent]), counts, sizes, group=group)
-        return list(found.split(counts))
+        flat = sent[0].new_empty(sum(counts))
+        dist.all_to_all_single(flat, torch.cat([*sent]), counts, sizes, group=group)
+        return list(flat.split(counts))
 
 
 def _assemble(specs: Sequence[ShardSpec], pieces: list[Tensor]) -> Tensor:

@@ -137,8 +137,8 @@ def split_matrices(
 
 def unique_params(params: Sequence[ShardedParameter]) -> list[ShardedParameter]:
     """Return the first parameter of each name; those whose shard on this rank is empty are left out."""
-    found: dict[str, ShardedParameter] = {}
+    by_name: dict[str, ShardedParameter] = {}
     for param in params:
         if param.local.numel():
-            found.setdefault(param.name, param)
-    return list(found.values())
+            by_name.setdefault(param.name, param)
+    return list(by_name.values())

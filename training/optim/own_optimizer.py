@@ -92,13 +92,13 @@ class OwnUpdate(Optimizer):
         return direction
 
     def _of_matrix(self, direction: Tensor) -> Tensor:
-        found: Tensor = call_own(lambda: self.own.of_matrix(direction), self.config.name, _OPTION)
+        result: Tensor = call_own(lambda: self.own.of_matrix(direction), self.config.name, _OPTION)
         require(
-            found.shape == direction.shape and found.dtype == direction.dtype,
-            f"{_OPTION}: of_matrix of {self.config.name} made {tuple(found.shape)} {found.dtype} of a matrix "
+            result.shape == direction.shape and result.dtype == direction.dtype,
+            f"{_OPTION}: of_matrix of {self.config.name} made {tuple(result.shape)} {result.dtype} of a matrix "
             f"{tuple(direction.shape)} {direction.dtype}; expected the same shape and type",
         )
-        return found
+        return result
 
     def _apply(self, param: ShardedParameter, direction: Tensor, lr: float) -> None:
         if self.config.decays(param.name, param.spec.global_shape):
@@ -140,12 +140,12 @@ def require_elementwise(own: OwnOptimizer, name: str) -> None:
 
     def run(values: Sequence[Tensor]) -> list[Tensor]:
         first, second, *others = values
-        found = call_own(lambda: own.direction(first, second, others, 1), name, _OPTION)
+        direction = call_own(lambda: own.direction(first, second, others, 1), name, _OPTION)
         require(
-            isinstance(found, Tensor) and found.shape == first.shape,
+            isinstance(direction, Tensor) and direction.shape == first.shape,
             f"{_OPTION}: direction of {name} returned no tensor of the shape of the weight; expected one",
         )
-        return [found, *others]
+        return [direction, *others]
 
     whole = run([weight, gradient, *states])
     first = run(halves[0])

@@ -57,9 +57,9 @@ class AveragingOptimizer(OptimizerByPart):
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """Return the optimizer's states, and the average as one more."""
         self._start()
-        found = super().moments()
+        moments = super().moments()
         for param in self.params:
-            found[param.name] = {AVERAGE: param.local.detach()} | found[param.name]  # of an empty shard
+            moments[param.name] = {AVERAGE: param.local.detach()} | moments[param.name]  # of an empty shard
         for param, average in zip(self.unique, self._averages, strict=True):
-            found[param.name][AVERAGE] = average
-        return found
+            moments[param.name][AVERAGE] = average
+        return moments

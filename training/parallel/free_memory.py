@@ -51,13 +51,13 @@ def state_bytes(
     wide = ACCUMULATION_BYTES[precision]
     held = {"device": True, "cpu": device == "cpu", "disk": False}
     if layout.zero == 3:
-        found = wide * own if held[memory.parameters] else 0
+        total = wide * own if held[memory.parameters] else 0
     else:
-        found = e * parameters + (wide * own if e < wide and moments is not None else 0)
+        total = e * parameters + (wide * own if e < wide and moments is not None else 0)
     if moments is not None:
-        found += wide * (parameters if layout.zero == 0 else own)  # gradients
-        found += wide * moments * own if held[memory.optimizer] else 0
-    return found
+        total += wide * (parameters if layout.zero == 0 else own)  # gradients
+        total += wide * moments * own if held[memory.optimizer] else 0
+    return total
 
 
 def _lack(needed: int, device: torch.device, is_training: bool) -> str:

@@ -55,20 +55,20 @@ def stage_parameters(
     width = model.width
     rows = -(-model.vocab_size // tp)
     vocabulary = min(rows, model.vocab_size - tp_rank * rows)
-    found: list[ParameterShape] = []
+    shapes: list[ParameterShape] = []
     if first:
-        found.append(ParameterShape("embed.tokens.weight", (vocabulary, width), tp > 1, "embed"))
+        shapes.append(ParameterShape("embed.tokens.weight", (vocabulary, width), tp > 1, "embed"))
         if model.positions == "learned":
-            found.append(ParameterShape("embed.positions.weight", (model.position_rows, width), False, "embed"))
+            shapes.append(ParameterShape("embed.positions.weight", (model.position_rows, width), False, "embed"))
         if model.embed_norm:
-            found.extend(_norm(model, "embed.embed_norm", "embed"))
+            shapes.extend(_norm(model, "embed.embed_norm", "embed"))
     for layer in layers:
-        found.extend(_block(model, str(layer), tp, ep))
+        shapes.extend(_block(model, str(layer), tp, ep))
     if last:
-        found.extend(_norm(model, "norm", "head") if not model.query_layer else [])
+        shapes.extend(_norm(model, "norm", "head") if not model.query_layer else [])
         if not (model.tied and first):
-            found.append(ParameterShape("head.weight", (vocabulary, width), tp > 1, "head"))
-    return found
+            shapes.append(ParameterShape("head.weight", (vocabulary, width), tp > 1, "head"))
+    return shapes
 
 
 def _block(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[ParameterShape]:
@@ -96,14 +96,14 @@ def _block(model: ModelConfig, layer: str, tp: int, ep: int) -> Iterator[Paramet
 
 def _own(model: ModelConfig, layer: str, tp: int) -> list[ParameterShape]:
     """Return the parameters of own parts of the user's, as they say that they are divided."""
-    found = []
+    shapes = []
     for name, (placement, shape) in own_shapes(model, int(layer)).items():
         divided = placement in ("colwise", "rowwise")
         dim = 1 if placement == "rowwise" else 0
         cut = tuple(size // tp if divided and i == dim else size for i, size in enumerate(shape))
         full = f"blocks.{layer}.{name}"
-        found.append(ParameterShape(full, cut, divided and tp > 1, layer, of_heads=placement == "partial"))
-    return found
+        shapes.append(ParameterShape(full, cut, divided and tp > 1, layer, of_heads=placement == "partial"))
+    return shapes
 
 
 def _heads(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:

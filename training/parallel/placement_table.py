@@ -26,9 +26,9 @@ def placement_table(decoder: Decoder, layout: Layout) -> dict[str, Placement]:
     placements = {}
     own = own_placements(decoder, layout.sequence_parallel)
     for name, _ in decoder.named_parameters(remove_duplicate=False):
-        found = [own[name]] if name in own else [row for end, row in table.items() if f".{name}".endswith(f".{end}")]
-        assert len(found) == 1, f"{name} has {len(found)} rows in the placement table"
+        rows = [own[name]] if name in own else [row for end, row in table.items() if f".{name}".endswith(f".{end}")]
+        assert len(rows) == 1, f"{name} has {len(rows)} rows in the placement table"
         twice = TIED if tied and name in ("embed.tokens.weight", "head.weight") else Placement()
         data = EXPERT_PARALLEL if is_expert(name) else DATA_PARALLEL
-        placements[name] = found[0] | data | twice
+        placements[name] = rows[0] | data | twice
     return placements

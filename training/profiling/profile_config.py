@@ -40,8 +40,8 @@ class ProfileConfig:
     @property
     def span(self) -> tuple[int, int] | None:
         """First and last step to trace."""
-        found = _SPAN.fullmatch(self.steps)
-        return (int(found[1]), int(found[2])) if found else None
+        match = _SPAN.fullmatch(self.steps)
+        return (int(match[1]), int(match[2])) if match else None
 
     def traces(self, step: int) -> bool:
         """Return whether a rank traces the step; on every rank the same."""

@@ -201,12 +201,12 @@ class LayerNorms:
 
     def _squares(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """This rank's part of each layer's squared norm: (layers,) float64."""
-        found = torch.zeros(len(self.layers), dtype=torch.float64, device=self.world.device)
+        squares = torch.zeros(len(self.layers), dtype=torch.float64, device=self.world.device)
         for param, tensor in zip(self.params, tensors, strict=True):
             if tensor is not None:
                 rows = torch.linalg.vector_norm(tensor, dim=-1)
-                found[self.layers.index(layer_of(param.name))] += rows.double().square().sum().to(found.device)
-        return found
+                squares[self.layers.index(layer_of(param.name))] += rows.double().square().sum().to(squares.device)
+        return squares
 
 
 class Profiler(Plugin):
@@ -253,9 +253,9 @@ class Profiler(Plugin):
 
     def log_records(self) -> list[LogRecord]:
         """Records (kind, step, values) since the last call."""
-        found = self._records
+        records = self._records
         self._records = []
-        return found
+        return records
 
     def close(self) -> None:
         """Stop what is still traced."""

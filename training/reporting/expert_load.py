@@ -53,8 +53,9 @@ class ExpertLoad(Plugin):
             share = counts / counts.sum()
             entropy = -torch.xlogy(share, share).sum() / math.log(max(2, config.experts))
             tokens = counts.sum() / config.experts_per_token
-            found = (counts.max() / counts.mean(), counts.min() / counts.mean(), entropy, loads.losses[layer] / tokens)
-            for name, value in zip(values, found, strict=True):
+            mean = counts.mean()
+            measures = (counts.max() / mean, counts.min() / mean, entropy, loads.losses[layer] / tokens)
+            for name, value in zip(values, measures, strict=True):
                 values[name][str(layer)] = round(float(value), 6)
         if config.capacity_factor:
             shares = loads.dropped_shares
@@ -76,10 +77,10 @@ def _period(step: int) -> int:
 
 def describe_starving(loads: Loads, layers: list[int]) -> str:
     """Return a line that names the experts with under a tenth of the mean load; empty if there are none."""
-    found = []
+    starving = []
     for layer in layers:
         counts = loads.counts[layer]
         experts = (counts < _STARVING * counts.mean()).nonzero().flatten().tolist()
         if experts:
-            found.append(f"{', '.join(map(str, experts))} of layer {layer}")
-    return f"starving experts, with under a tenth of the mean load: {'; '.join(found)}" if found else ""
+            starving.append(f"{', '.join(map(str, experts))} of layer {layer}")
+    return f"starving experts, with under a tenth of the mean load: {'; '.join(starving)}" if starving else ""

@@ -132,17 +132,17 @@ class Reporter:
         `unigram_loss` in nats/token; `text` is sampled from the model, or empty. `tasks` are recorded, and printed by
         whoever has scored them.
         """
-        named = {name: found.values() for name, found in losses.items() if name}
+        named = {name: set_losses.values() for name, set_losses in losses.items() if name}
         more = {"holdouts": named, "tasks": dict(tasks)}
         more = {kind: values for kind, values in more.items() if values}
         self.record("eval", step, **losses[""].values(), **more, text=text)
-        for name, found in losses.items():
+        for name, set_losses in losses.items():
             unigram = "" if name else f" (unigram {unigram_loss:.4f})"
             of = f"holdout {name}" if name else "holdout"
-            bits = found.whole.bits_per_byte
+            bits = set_losses.whole.bits_per_byte
             in_bits = "" if bits is None else f", {bits:.4f} bits per byte"
-            first = f"{of} after step {step}: loss {found.whole.loss:.4f}{unigram}{in_bits}"
-            self.say("\n".join([first, *found.lines()]))
+            first = f"{of} after step {step}: loss {set_losses.whole.loss:.4f}{unigram}{in_bits}"
+            self.say("\n".join([first, *set_losses.lines()]))
         if text:
             self.say(f"    sample: {text!r}")
 

@@ -56,8 +56,8 @@ def _parse_record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    found = isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int
-    return record if found and 0 <= record["step"] <= INT64 else None
+    is_ours = isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int
+    return record if is_ours and 0 <= record["step"] <= INT64 else None
 
 
 def finite(value: Any) -> float | None:
@@ -68,8 +68,8 @@ def finite(value: Any) -> float | None:
 
 def table_of(record: Any, key: str) -> dict[str, Any]:
     """Return a table in a record, or in a part of one; {} if it has none."""
-    found = record.get(key) if isinstance(record, dict) else None
-    return found if isinstance(found, dict) else {}
+    value = record.get(key) if isinstance(record, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 _PARTS = ("sources", "lengths", "holdouts")

@@ -152,8 +152,8 @@ class MLflow:
         if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return given
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "gristmill")
-        found = self._client.get_experiment_by_name(name)
-        return found.experiment_id if found else self._client.create_experiment(name)
+        experiment = self._client.get_experiment_by_name(name)
+        return experiment.experiment_id if experiment else self._client.create_experiment(name)
 
 
 MetricSink = JsonLines | TensorBoard | WeightsAndBiases | MLflow

@@ -30,9 +30,9 @@ class SourceLosses(Plugin):
         self._is_updated = True
 
     def after_step(self, step: int) -> int:
-        found = self.model.take_source_losses(len(self.names))
+        sums = self.model.take_source_losses(len(self.names))
         if self._is_updated:
-            self._sums += found
+            self._sums += sums
         self._step = step
         self._is_updated = False
         return step
@@ -41,6 +41,6 @@ class SourceLosses(Plugin):
         """Return one record: of each data set that was read, `loss` in nats/token, and the `tokens` that it is of."""
         losses, tokens = self.model.world.all_reduce(self._sums).tolist()
         self._sums.zero_()
-        found = zip(self.names, losses, tokens, strict=True)
-        sets = {name: {"loss": loss / count, "tokens": int(count)} for name, loss, count in found if count}
+        sources = zip(self.names, losses, tokens, strict=True)
+        sets = {name: {"loss": loss / count, "tokens": int(count)} for name, loss, count in sources if count}
         return [("losses", self._step, {"sets": sets})] if sets else []

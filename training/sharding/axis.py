@@ -41,15 +41,15 @@ class JointAxis:
     @property
     def rank(self) -> int:
         """This rank's index along the joint axis."""
-        found = 0
+        rank = 0
         for axis in self.axes:
-            found = found * axis.size + axis.rank
-        return found
+            rank = rank * axis.size + axis.rank
+        return rank
 
     def at(self, rank: int) -> Axes:
         """Return the axes as the rank of that index sees them, by name."""
-        found = {}
+        axes = {}
         for axis in reversed(self.axes):
-            found[axis.name] = replace(axis, rank=rank % axis.size)
+            axes[axis.name] = replace(axis, rank=rank % axis.size)
             rank //= axis.size
-        return found
+        return axes

@@ -30,8 +30,8 @@ class ShardedParameter:
     @property
     def matrix_placement(self) -> Placement:
         """Return the placement of the matrix; of experts' that of each, without the axes that divide experts."""
-        found = self.placement
-        for axis, dim in found.shard.items():
+        placement = self.placement
+        for axis, dim in placement.shard.items():
             if dim < len(self.spec.global_shape) - 2:
-                found = found.without(axis)
-        return found
+                placement = placement.without(axis)
+        return placement

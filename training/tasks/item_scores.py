@@ -28,10 +28,10 @@ class ItemScore(msgspec.Struct):
     aggregations: dict[str, str]
 
 
-def item_scores(found: dict[str, Any]) -> Iterator[ItemScore]:
+def item_scores(results: dict[str, Any]) -> Iterator[ItemScore]:
     """Yield the items of lm_eval's results, which have samples. A filter's metrics are named `metric,filter`."""
-    for task, samples in found["samples"].items():
-        aggregations = _aggregations(found["configs"][task])
+    for task, samples in results["samples"].items():
+        aggregations = _aggregations(results["configs"][task])
         items = dict[int, ItemScore]()
         for sample in samples:
             number = sample["doc_id"]

@@ -101,8 +101,8 @@ class GristmillLM(TemplateLM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:  # noqa: ARG002
         """Log-likelihoods of continuations; without a progress bar of encoding them, which takes no time."""
-        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-        return found
+        scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return scores
 
     def _progress(self, what: str, count: int) -> tqdm:
         """Return a progress bar on the first rank's terminal."""
@@ -128,14 +128,14 @@ class GristmillLM(TemplateLM):
             windows += [(None, context, continuation) for context, continuation in own]
             counts.append(len(own))
         scores = iter(self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm))
-        found = [sum(next(scores)[0] for _ in range(count)) for count in counts]
-        for request, value in zip(requests, found, strict=True):
+        sums = [sum(next(scores)[0] for _ in range(count)) for count in counts]
+        for request, value in zip(requests, sums, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
-        return found
+        return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
         """Continue contexts, each with the options of its task, up to one of its stops."""
-        found = [""] * len(requests)
+        answers = [""] * len(requests)
         waiting: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             waiting.setdefault(repr(request.args[1]), []).append(number)
@@ -146,10 +146,10 @@ class GristmillLM(TemplateLM):
                     batch = numbers[start : start + self.batch_size]
                     texts = self._continue([requests[number] for number in batch], batch)
                     for number, text in zip(batch, texts, strict=True):
-                        found[number] = text
+                        answers[number] = text
                         self.cache_hook.add_partial("generate_until", requests[number].args, text)
                     bar.update(len(batch))
-        return found
+        return answers
 
     def _continue(self, requests: Sequence[Instance], numbers: Sequence[int]) -> list[str]:
         """Continue contexts of the same options together; `numbers` are those of their random numbers."""

@@ -40,7 +40,7 @@ def run_tasks(
             loaded = manager.load(names)
             _require_golds(loaded["tasks"], limit)
             manager.load = lambda *_: loaded  # which would read all data again
-            found = simple_evaluate(
+            results = simple_evaluate(
                 GristmillLM(model, batch_size),
                 tasks=names,
                 num_fewshot=fewshot,
@@ -49,11 +49,11 @@ def run_tasks(
                 log_samples=items is not None,
                 bootstrap_iters=0,
             )
-    if found is None:  # lm_eval gives results to the first rank alone
+    if results is None:  # lm_eval gives results to the first rank alone
         return {}
     if items is not None:
-        write_item_scores(items, item_scores(found))
-    return {name: _metrics(values, found["n-samples"].get(name)) for name, values in found["results"].items()}
+        write_item_scores(items, item_scores(results))
+    return {name: _metrics(values, results["n-samples"].get(name)) for name, values in results["results"].items()}
 
 
 def _require_golds(tasks: Mapping[str, Any], limit: int) -> None:

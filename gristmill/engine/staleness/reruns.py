@@ -162,9 +162,9 @@ def _summarise(tasks: Mapping[str, Identity], before: Mapping[str, Identity], to
         earlier = before.get(task)
         if earlier is None:
             continue
-        found = _other_reasons(tasks[task], earlier)
-        others.update(found)
-        if not found and _files_of([tasks[task]]) == _files_of([earlier]):
+        reasons_of_task = _other_reasons(tasks[task], earlier)
+        others.update(reasons_of_task)
+        if not reasons_of_task and _files_of([tasks[task]]) == _files_of([earlier]):
             unexplained += 1
     reasons += list(others)
     if unexplained:

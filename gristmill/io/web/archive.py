@@ -266,9 +266,9 @@ class _Stream:
         """
         start = self.place
         while True:
-            found = pattern.search(self._buffer, self._at)
-            if found:
-                self._consume(found.end() - self._at)
+            match = pattern.search(self._buffer, self._at)
+            if match:
+                self._consume(match.end() - self._at)
                 return self.place - start
             self._consume(max(len(self._buffer) - self._at - longest, 0))
             if not self._fill():

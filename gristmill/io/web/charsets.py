@@ -128,12 +128,12 @@ def _after_pair(content: bytes, start: int) -> tuple[str, int]:
 
 
 def _after_gb18030(content: bytes, start: int) -> tuple[str, int]:
-    found = content[start : start + 4]
-    if not 0x81 <= found[0] <= 0xFE or not 0x30 <= (found[1:2] or b"\0")[0] <= 0x39:
+    character = content[start : start + 4]
+    if not 0x81 <= character[0] <= 0xFE or not 0x30 <= (character[1:2] or b"\0")[0] <= 0x39:
         return _after_pair(content, start)
-    is_cut = len(found) < 4 and all(0x81 <= byte <= 0xFE for byte in found[2:])
-    is_whole = len(found) == 4 and 0x81 <= found[2] <= 0xFE and 0x30 <= found[3] <= 0x39
-    return _BROKEN, start + len(found) if is_cut or is_whole else start + 1
+    is_cut = len(character) < 4 and all(0x81 <= byte <= 0xFE for byte in character[2:])
+    is_whole = len(character) == 4 and 0x81 <= character[2] <= 0xFE and 0x30 <= character[3] <= 0x39
+    return _BROKEN, start + len(character) if is_cut or is_whole else start + 1
 
 
 def _after_euc_jp(content: bytes, start: int) -> tuple[str, int]:

@@ -167,10 +167,10 @@ def meta_charset(head: bytes) -> str | None:
 def _attributes(head: bytes, at: int) -> tuple[dict[bytes, bytes], int]:
     """Return the attributes of the tag whose name ends at `at`, and where they end."""
     attributes = dict[bytes, bytes]()
-    while found := _ATTRIBUTE.match(head, at):
-        value = next(filter(None, found.groups()[1:]), b"")
-        attributes.setdefault(found[1].lower(), value)
-        at = found.end()
+    while match := _ATTRIBUTE.match(head, at):
+        value = next(filter(None, match.groups()[1:]), b"")
+        attributes.setdefault(match[1].lower(), value)
+        at = match.end()
     return attributes, at
 
 
@@ -180,8 +180,8 @@ def _charset_of(attributes: dict[bytes, bytes]) -> str | None:
         return label if codec_of(label) else None
     if attributes.get(b"http-equiv", b"").strip().lower() != b"content-type":
         return None
-    found = _CONTENT_CHARSET.search(attributes.get(b"content", b""))
-    if not found:
+    match = _CONTENT_CHARSET.search(attributes.get(b"content", b""))
+    if not match:
         return None
-    label = next(filter(None, found.groups()), b"").decode("latin-1")
+    label = next(filter(None, match.groups()), b"").decode("latin-1")
     return label if codec_of(label) else None

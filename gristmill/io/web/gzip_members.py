@@ -125,8 +125,8 @@ def _next_member(file: BinaryIO, start: int) -> tuple[int | None, bool]:
     file.seek(start)
     while data := file.read(CHUNK):
         window = tail + data
-        for found in _MEMBER.finditer(window):
-            place = at - len(tail) + found.start()
+        for match in _MEMBER.finditer(window):
+            place = at - len(tail) + match.start()
             beginning = _beginning_of(file, place)
             if beginning == _FIRST:
                 return place, has_others

@@ -70,10 +70,10 @@ def read_archive(
             continue
         if record.type in _UNCOUNTED:
             continue
-        found = _read(record, column, extract, hold, f"{path} record {row + 1}")
-        yield row, found
-        row += not isinstance(found, Skipped)
-        del record, found
+        fields_or_skipped = _read(record, column, extract, hold, f"{path} record {row + 1}")
+        yield row, fields_or_skipped
+        row += not isinstance(fields_or_skipped, Skipped)
+        del record, fields_or_skipped
 
 
 def _read(

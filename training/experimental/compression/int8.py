@@ -85,6 +85,6 @@ class Int8Sum:
         message = pack(codes[None], scales[None])[0]
         gathered = message.new_empty(self.replicate.size * len(message))
         all_gather(gathered, message, group=self.replicate.group)
-        found = decode(*unpack(gathered.view(self.replicate.size, -1)), dtype)
+        mean = decode(*unpack(gathered.view(self.replicate.size, -1)), dtype)
         self.flat.copy_(self._left.flatten()[: len(self.flat)])
-        return found.flatten()[: len(self.flat)], self.exact
+        return mean.flatten()[: len(self.flat)], self.exact

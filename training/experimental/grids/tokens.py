@@ -49,9 +49,9 @@ def exchange(x: Tensor, grid: Grid) -> Tensor:
     if i == j:
         return x
     peer = grid.every.rank - (i * q + j) + (j * q + i)  # in the same layer
-    found = torch.empty_like(x)
+    received = torch.empty_like(x)
     group = grid.every.group
-    both = [(dist.isend, x), (dist.irecv, found)]
+    both = [(dist.isend, x), (dist.irecv, received)]
     for work in dist.batch_isend_irecv([dist.P2POp(f, t, group=group, group_peer=peer) for f, t in both]):
         wait(work, group)
-    return found
+    return received

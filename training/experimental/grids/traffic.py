@@ -234,21 +234,21 @@ class GridFormulas(Experiment):
         place = self._place(inputs.rank["tp"])
         tokens = sequences * inputs.seq_len
         sizes = GridSizes(inputs.config, self.side, *place, tokens, inputs.itemsize, inputs.wide, sequences)
-        found = CubeTraffic(sizes) if self.is_cube else GridTraffic(sizes)
+        traffic = CubeTraffic(sizes) if self.is_cube else GridTraffic(sizes)
         for stage in inputs.stages:
             layers = len(inputs.stage_layers[stage])
             recomputed = inputs.recomputations(stage)
             begun = inputs.backward_passes(stage)
-            found.blocks(Passes(layers * (times + recomputed), layers * times, layers * begun))
+            traffic.blocks(Passes(layers * (times + recomputed), layers * times, layers * begun))
             if stage == self.layout.stages - 1:
-                found.norms(1, times, times)
-                found.output(Passes(times, times, begun))
-                if inputs.config.query_layer and isinstance(found, GridTraffic):
-                    found.learned_queries(inputs.seq_len, times, times, recomputed)
+                traffic.norms(1, times, times)
+                traffic.output(Passes(times, times, begun))
+                if inputs.config.query_layer and isinstance(traffic, GridTraffic):
+                    traffic.learned_queries(inputs.seq_len, times, times, recomputed)
         if inputs.holds_stage(0):
-            found.embedding(times)
-            found.norms(bool(inputs.config.embed_norm), times, times)
-        return found.volumes
+            traffic.embedding(times)
+            traffic.norms(bool(inputs.config.embed_norm), times, times)
+        return traffic.volumes
 
     def _gradients(self, inputs: TrafficInputs) -> Traffic:
         """Layers of a grid sum the gradients of all that they have, rows those of vectors; columns of head norms.
@@ -265,6 +265,6 @@ class GridFormulas(Experiment):
             "column": inner + [p for p in vectors if p.of_heads],
         }
         return {
-            (axis, "all-reduce"): Volume(bool(found), sum(map(inputs.own_numel, found)) * inputs.wide)
-            for axis, found in summed.items()
+            (axis, "all-reduce"): Volume(bool(weights), sum(map(inputs.own_numel, weights)) * inputs.wide)
+            for axis, weights in summed.items()
         }

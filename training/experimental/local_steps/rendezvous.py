@@ -140,12 +140,12 @@ class Rendezvous:
         """Fill the shared weights and momenta from those after round `number`. Raises InputError without them."""
         path = self._round(number) / f"shared.rank-{self.ranks.rank}"
         like = _flat(tensors)
-        if (found := self._together(lambda: _read(path, like))) is None:
+        if (shared := self._together(lambda: _read(path, like))) is None:
             raise InputError(
                 f"the shared weights in {path.parent} are gone or damaged; remove that folder to use the weights of an "
                 "earlier round, or of another replica's checkpoint"
             )
-        _unflatten(found, tensors)
+        _unflatten(shared, tensors)
 
     def _has_left(self, number: int, shared: str) -> bool:
         self._require_same_shared(number, shared)
@@ -210,11 +210,11 @@ class Rendezvous:
 
     def _together(self, read: Callable[[], Tensor]) -> Tensor | None:
         """Return the result of `read`; None if it fails on any rank."""
-        found = None
+        values = None
         with suppress(OSError, ValueError):
-            found = read()
-        failed = self.ranks.sum(torch.tensor(float(found is None)))
-        return None if failed.item() else found
+            values = read()
+        failed = self.ranks.sum(torch.tensor(float(values is None)))
+        return None if failed.item() else values
 
 
 def _numbers(folder: Path, before: str, after: str = "") -> set[int]:

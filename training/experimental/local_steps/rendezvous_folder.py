@@ -122,13 +122,13 @@ class RendezvousFolder:
     def _read_run(self) -> dict[str, Any]:
         path = self.path / _RUN
         try:
-            found: dict[str, Any] = json.loads(path.read_bytes())
+            run: dict[str, Any] = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise InputError(
                 f"{path} is gone or damaged; remove {self.path}, stop all replicas and start them again, the one with "
                 "the latest checkpoint first: the others take its shared weights"
             ) from error
-        return found
+        return run
 
 
 def write_once(path: Path, number: int, data: bytes) -> None:
@@ -146,6 +146,6 @@ def write_once(path: Path, number: int, data: bytes) -> None:
 def _holder(file: BinaryIO) -> dict[str, Any]:
     """Return how the process that locked a file names itself; it may be about to write it, and checks then itself."""
     with suppress(ValueError):
-        found = json.loads(file.read())
-        return found if isinstance(found, dict) else {}
+        holder = json.loads(file.read())
+        return holder if isinstance(holder, dict) else {}
     return {}

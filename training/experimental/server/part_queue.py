@@ -53,10 +53,10 @@ class PartQueue:
 
     def done_ahead(self) -> Tensor:
         """1 for each part that is done of `oldest` and later steps, else 0: (staleness + 1, parts) int64."""
-        found = torch.zeros(self.staleness + 1, self.parts, dtype=torch.int64)
+        done = torch.zeros(self.staleness + 1, self.parts, dtype=torch.int64)
         for step, number in self._done:
-            found[step - self.oldest, number] = 1
-        return found
+            done[step - self.oldest, number] = 1
+        return done
 
     def resume(self, updates: int, ahead: Tensor) -> None:
         """Go on after so many updates, of which `ahead` is what `done_ahead` returned."""

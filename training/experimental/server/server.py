@@ -152,8 +152,8 @@ class GradientServer:
             try:
                 held = -1
                 gradient = flat_weights(self.params)
-                while (found := self._next(worker, link)) is not None:
-                    part, version, weights = found
+                while (job := self._next(worker, link)) is not None:
+                    part, version, weights = job
                     link.send({"part": part, "version": version}, weights if version != held else None)
                     held = version
                     loss = float(link.receive(gradient)["loss"])
@@ -226,5 +226,5 @@ def comparable(identity: dict[str, Any]) -> dict[str, Any]:
 def differing(one: dict[str, Any], other: Any) -> str:
     """Return the first options in which two identities differ, with both values."""
     theirs = other if isinstance(other, dict) else {}
-    found = [key for key in {**one, **theirs} if one.get(key) != theirs.get(key)]
-    return "; ".join(f"{key} ({one.get(key)} at the server, {theirs.get(key)} here)" for key in found[:3])
+    keys = [key for key in {**one, **theirs} if one.get(key) != theirs.get(key)]
+    return "; ".join(f"{key} ({one.get(key)} at the server, {theirs.get(key)} here)" for key in keys[:3])

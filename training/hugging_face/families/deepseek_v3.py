@@ -27,16 +27,16 @@ def _read(config: dict[str, Any]) -> dict[str, Any]:
     scaling = dict(config["rope_scaling"] or config["rope_parameters"] or {})
     mscale = scaling.pop("mscale", None)
     of_scores = scaling.pop("mscale_all_dim", None)
-    found = read_rope(config | {"rope_scaling": scaling})
-    if of_scores and found["rope_scaling"] != "none":
-        found["rope_mscale_all_dim"] = of_scores
+    options = read_rope(config | {"rope_scaling": scaling})
+    if of_scores and options["rope_scaling"] != "none":
+        options["rope_mscale_all_dim"] = of_scores
         growth = [0.1 * factor * math.log(scaling["factor"]) + 1 for factor in (mscale or 0, of_scores)]
-        found |= (
+        options |= (
             {"rope_attention_factor": growth[0] / growth[1]} if mscale and "attention_factor" not in scaling else {}
         )
     for name in ("first_k_dense_replace", "q_lora_rank"):  # without a dense layer, or a vector of queries
-        found |= {_OWN[name]: config[name]} if config[name] else {}
-    return found
+        options |= {_OWN[name]: config[name]} if config[name] else {}
+    return options
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:

@@ -30,11 +30,11 @@ def _read(config: dict[str, Any]) -> dict[str, Any]:
     window = config["sliding_window"]
     if not (config["rope_scaling"] or config["rope_parameters"]):
         config = config | {"rope_scaling": _ROPE}
-    found = {**read_rope(config, 150_000.0), "qkv_bias": bias, "out_bias": bias}
+    options = {**read_rope(config, 150_000.0), "qkv_bias": bias, "out_bias": bias}
     every = _full_every(config["layer_types"], config["num_hidden_layers"])
     if window is None or every == 1:
-        return found
-    return {**found, "window": window, "full_attention_every": every}
+        return options
+    return {**options, "window": window, "full_attention_every": every}
 
 
 def _full_every(kinds: list[str] | None, layers: int) -> int:

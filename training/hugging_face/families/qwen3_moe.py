@@ -27,9 +27,9 @@ def _read(config: dict[str, Any]) -> dict[str, Any]:
     if dense != list(range(len(dense))):
         raise UsageError(f"its mlp_only_layers are {dense}; our model implements the first layers only")
     window = config["sliding_window"] if config["use_sliding_window"] else None
-    found: dict[str, Any] = {"dense_layers": len(dense)} if dense else {}
-    found |= {"window": window} if window is not None else {}
-    return {**found, "qkv_bias": bias, "out_bias": bias}
+    options: dict[str, Any] = {"dense_layers": len(dense)} if dense else {}
+    options |= {"window": window} if window is not None else {}
+    return {**options, "qkv_bias": bias, "out_bias": bias}
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:

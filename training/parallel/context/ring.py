@@ -54,8 +54,8 @@ class RingAttention:
         q, k, v = (documents.split_sequences(x) for x in (q, k, v))
         local = torch.arange(q.shape[2], device=q.device)
         first = self.order.positions(local, len(local)) - documents.positions
-        found = _Ring.apply(q, k, v, mask.sinks, _Blocks(self.order, q.shape[2], seen._replace(first=first)))
-        return documents.join_sequences(found)
+        output = _Ring.apply(q, k, v, mask.sinks, _Blocks(self.order, q.shape[2], seen._replace(first=first)))
+        return documents.join_sequences(output)
 
     def attend_with_dropout(
         self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout, sample_ids: Tensor | None

@@ -37,8 +37,8 @@ def context_traffic(inputs: TrafficInputs) -> Traffic:
     widths = layout.attention_widths(inputs.config)
     sizes = ContextSizes(layout.context, layout.cp, tokens, *widths, inputs.itemsize, inputs.wide)
     passes = layout.micro_batches * inputs.layers
-    found = attention_traffic(sizes, passes + inputs.recomputed_layers, passes)
-    return {("cp", operation): Volume(*volume) for operation, volume in found.items()}
+    volumes = attention_traffic(sizes, passes + inputs.recomputed_layers, passes)
+    return {("cp", operation): Volume(*volume) for operation, volume in volumes.items()}
 
 
 def attention_traffic(sizes: ContextSizes, forward: int, backward: int) -> Mapping[str, tuple[int, int]]:

@@ -50,26 +50,26 @@ class Ulysses:
             return self._to_tokens(attend(*self._to_heads(q, k, v)))
         sequences = len(documents.positions)
         q, k, v = (x[0].unflatten(1, (sequences, -1)).transpose(0, 1) for x in (q, k, v))
-        found = attend(*(documents.join_sequences(x) for x in self._to_heads(q, k, v)))
-        return documents.join_sequences(self._to_tokens(documents.split_sequences(found)))
+        output = attend(*(documents.join_sequences(x) for x in self._to_heads(q, k, v)))
+        return documents.join_sequences(self._to_tokens(documents.split_sequences(output)))
 
     def _to_heads(self, *each: Tensor) -> tuple[Tensor, ...]:
         """All heads of this rank's tokens to its heads of all tokens: (B, H, T / n, E) to (B, H / n, T, E) each."""
         ranks = self.axis.size
         sent = torch.cat([x.unflatten(1, (ranks, -1)) for x in each], 2).transpose(0, 1)
-        found = Collective.apply(sent, self.axis, exchange, exchange)  # (n, B, heads, T / n, E)
-        return found.permute(1, 2, 0, 3, 4).flatten(2, 3).split([x.shape[1] // ranks for x in each], 1)
+        received = Collective.apply(sent, self.axis, exchange, exchange)  # (n, B, heads, T / n, E)
+        return received.permute(1, 2, 0, 3, 4).flatten(2, 3).split([x.shape[1] // ranks for x in each], 1)
 
     def _to_tokens(self, x: Tensor) -> Tensor:
         """Return the opposite."""
         sent = x.unflatten(2, (self.axis.size, -1)).permute(2, 0, 1, 3, 4)
-        found = Collective.apply(sent, self.axis, exchange, exchange)
-        return found.transpose(0, 1).flatten(1, 2)
+        received = Collective.apply(sent, self.axis, exchange, exchange)
+        return received.transpose(0, 1).flatten(1, 2)
 
 
 def exchange(x: Tensor, axis: Axis) -> Tensor:
     """All-to-all of (n, …) over the n ranks of `axis`; without autograd."""
     x = x.contiguous()
-    found = torch.empty_like(x)
-    dist.all_to_all_single(found, x, group=axis.group)
-    return found
+    received = torch.empty_like(x)
+    dist.all_to_all_single(received, x, group=axis.group)
+    return received

@@ -79,6 +79,6 @@ def _rows_by_rank(x: Tensor, counts: Tensor) -> list[int]:
 
 
 def _exchange(x: Tensor, axis: Axis, arriving: list[int], leaving: list[int]) -> Tensor:
-    found = x.new_empty(sum(arriving), *x.shape[1:])
-    dist.all_to_all_single(found, x.contiguous(), arriving, leaving, group=axis.group)
-    return found
+    received = x.new_empty(sum(arriving), *x.shape[1:])
+    dist.all_to_all_single(received, x.contiguous(), arriving, leaving, group=axis.group)
+    return received
