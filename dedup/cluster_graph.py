@@ -54,7 +54,7 @@ def cluster_graph(
     threshold: float = 0.5,
     width: int = 13,
     unit: Unit = "character",
-    most: int = 2000,
+    max_documents: int = 2000,
     text_column: str = "text",
 ) -> "networkx.Graph":
     """Build the graph of the cluster of a document: its members, and edges between similar ones.
@@ -86,7 +86,7 @@ def cluster_graph(
             "leave them out"
         )
     with local_copies([clusters]) as (copy,):
-        members = read_cluster(copy, DocKey.parse(key), most)
+        members = read_cluster(copy, DocKey.parse(key), max_documents)
     graph = _import_networkx().Graph(cluster=str(members[0]), threshold=threshold)
     for member in members:
         graph.add_node(str(member), source=scope_of(member.file))
@@ -128,7 +128,7 @@ def show_cluster(
     threshold: float = 0.5,
     width: int = 13,
     unit: Unit = "character",
-    most: int = 2000,
+    max_documents: int = 2000,
     text_column: str = "text",
     graph: Path | None = None,
 ) -> Group:
@@ -143,7 +143,7 @@ def show_cluster(
         threshold: Minimum similarity of an edge.
         width: Length of a shingle in units.
         unit: The unit of shingles: character or word.
-        most: Maximum number of documents to compare; n documents need n² / 2 comparisons.
+        max_documents: Maximum number of documents to compare; n documents need n² / 2 comparisons.
         text_column: The column or field of the text in the corpus.
         graph: A new .graphml file to write; by default none is written.
 
@@ -152,7 +152,7 @@ def show_cluster(
     """
     if graph is not None:
         _check_output(graph)
-    cluster = cluster_graph(key, clusters, corpus, minhash, threshold, width, unit, most, text_column)
+    cluster = cluster_graph(key, clusters, corpus, minhash, threshold, width, unit, max_documents, text_column)
     if graph is not None:
         content = BytesIO()
         _import_networkx().write_graphml_xml(cluster, content)
@@ -241,10 +241,10 @@ def _import_networkx() -> Any:
     return networkx
 
 
-def read_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
+def read_cluster(path: Path, key: DocKey, max_documents: int) -> list[DocKey]:
     """Return the keys of the cluster that has `key`, in the input's order.
 
-    UsageError if no cluster has the key, or its cluster has more than `most` documents.
+    UsageError if no cluster has the key, or its cluster has more than `max_documents` documents.
     """
     clusters = Clusters.open(path)
     number = _find_cluster(clusters, key)
@@ -258,10 +258,11 @@ def read_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
             f"{key} is in no cluster of {path}: no other document was found to be like it, "
             "or it is a key of another corpus"
         )
-    if len(members) > most:
+    if len(members) > max_documents:
         raise UsageError(
             f"the cluster of {key} has {len(members):,} documents: {len(members) * (len(members) - 1) // 2:,} "
-            f"comparisons. --most {most} allows {most:,} documents; give --most {len(members)} to compare them"
+            f"comparisons. --max_documents {max_documents} allows {max_documents:,} documents; give --max_documents "
+            f"{len(members)} to compare them"
         )
     return members
 

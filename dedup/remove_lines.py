@@ -46,7 +46,7 @@ def remove_lines(
     options: RunOptions = RunOptions(),
     *,
     keep: KeepUnit = "first",
-    least: int = 6,
+    min_count: int = 6,
     min_characters: int = 20,
     scope: Scope = "global",
     count_by: CountBy = "occurrence",
@@ -66,7 +66,7 @@ def remove_lines(
         unit: line, or paragraph: the text between blank lines.
         options: Workers, memory, and when to stop; they change no output.
         keep: Which of several equal units to keep: the first in the order of the corpus, or none.
-        least: Minimum number of occurrences of a unit that is removed.
+        min_count: Minimum number of occurrences of a unit that is removed.
         min_characters: Minimum length of a unit that is removed: short lines repeat for good reason in code and verse.
         scope: per-source counts the units of each source alone.
         count_by: Count occurrences of a unit, or documents that contain it. With document, the refrain of a single poem
@@ -78,12 +78,12 @@ def remove_lines(
     Returns:
         Documents read, written, and left out as nothing was left of them, and the bytes that others lost (changed).
     """
-    check_limits(least, min_characters)
+    check_limits(min_count, min_characters)
     table = lost_path(target_dir)
     with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format, [table]) as (run, files, targets):
         check_left_alone(leave_alone, {file.source for file in files})
         digested = {"unit": unit, "min_characters": min_characters, "scope": scope, "leave_alone": leave_alone}
-        joined = {"least": least, "keep": keep, "count_by": count_by}
+        joined = {"min_count": min_count, "keep": keep, "count_by": count_by}
         repeats = _find_repeats(run, files, digested, joined)
         done = rewrite_corpus(
             run, "write", files, targets, write_without_repeats, {"unit": unit}, table=table,
@@ -99,9 +99,9 @@ def remove_lines(
     return counts
 
 
-def check_limits(least: int, min_characters: int) -> None:
+def check_limits(min_count: int, min_characters: int) -> None:
     """Raise UsageError for a number out of range."""
-    require(least >= 2, f"--least: expected 2 or more, got {least}; try 6")
+    require(min_count >= 2, f"--min_count: expected 2 or more, got {min_count}; try 6")
     require(min_characters >= 0, f"--min_characters: expected 0 or more, got {min_characters}; try 20")
 
 

@@ -107,7 +107,7 @@ class _Registry(ConstructorRegistry):
         if isinstance(spec, PrimitiveConstructorSpec):
             spec = replace(spec, str_from_instance=partial(_words_of_default, spec.str_from_instance))
         if isinstance(spec, PrimitiveConstructorSpec) and spec.choices:  # tyro's are unordered for `Literal | None`
-            places = {name: place for place, name in enumerate(re.split("[{},|]", spec.metavar))}
+            places = {name: position for position, name in enumerate(re.split("[{},|]", spec.metavar))}
             choices = tuple(sorted(spec.choices, key=lambda it: (places.get(it, -1), it)))
             return replace(spec, choices=choices, metavar=f"{{{','.join(it for it in choices if it != 'None')}}}")
         if isinstance(spec, PrimitiveConstructorSpec) and not name:

@@ -254,10 +254,10 @@ def _mounts(process: Path, controller: str) -> Iterator[tuple[str, tuple[str, Pa
     """(cgroup2 or cgroup, (the group that is the mount's root, where it is mounted)) of a controller's hierarchies."""
     for line in _read(process / "mountinfo").splitlines():
         before, _, after = line.partition(" - ")
-        place = before.split(" ")
+        fields = before.split(" ")
         kind = after.split(" ")
         if kind[0] == "cgroup2" or (kind[0] == "cgroup" and controller in kind[-1].split(",")):
-            yield kind[0], (place[3], Path(place[4]))
+            yield kind[0], (fields[3], Path(fields[4]))
 
 
 def _read(path: Path) -> str:

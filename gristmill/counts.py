@@ -302,8 +302,8 @@ class Counts(msgspec.Struct):
     def _advice(self) -> str:
         """Return what to do about the malformed records, by their most frequent reason."""
         reasons = [reason for reason in self.reasons if reason.startswith(MALFORMED)]
-        most = max(reasons, key=lambda reason: self.total(reason).documents)
-        if most.startswith(f"{MALFORMED}: {NO_FIELD} "):
+        main_reason = max(reasons, key=lambda reason: self.total(reason).documents)
+        if main_reason.startswith(f"{MALFORMED}: {NO_FIELD} "):
             return "Give --text_column NAME if the text is in another field, fix the input"
         return "Fix the input"
 
@@ -329,7 +329,7 @@ class Counts(msgspec.Struct):
 
 
 def warn_of_losses(
-    counts: Counts, of: str = "", most: float = SOURCE_LOSS, times: float = TIMES_MEDIAN, what: str = "source"
+    counts: Counts, of: str = "", max_share: float = SOURCE_LOSS, times: float = TIMES_MEDIAN, what: str = "source"
 ) -> dict[str, str]:
     """Return sources that lose more than `most` of their documents, or far more than the median, with a sentence each.
 
@@ -351,7 +351,7 @@ def warn_of_losses(
         total = sum(by_reason.values())
         others = [other for name, other in shares.items() if name != source]
         is_more = times and others and share > max(_MUCH, times * median(others))
-        if total < _FEW or not (is_more or (most and share > most)):
+        if total < _FEW or not (is_more or (max_share and share > max_share)):
             continue
         main_reason = max(by_reason, key=lambda reason: (by_reason[reason], reason))
         reason_in_words = f"as {main_reason}"

@@ -17,7 +17,7 @@ def find_alarms(config: RunConfig, stage: str, counts: Counts) -> Iterator[str]:
     if spec.look_at:
         losses = warn_of_losses(counts, "", config.alarms.source_loss, config.alarms.times_median)
         for source, line in losses.items():
-            places = [place for reason, place in _LOOK_AT.items() if f" as {reason};" in f"{line};"]
+            places = [option for reason, option in _LOOK_AT.items() if f" as {reason};" in f"{line};"]
             yield f"{line}: look at {places[0] if places else spec.look_at.format(source=source)}"
     yield from spec.alarms(context_of(config, spec), counts)
 

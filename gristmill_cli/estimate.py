@@ -98,8 +98,8 @@ def estimate(config: EstimateConfig) -> Estimate:
         extent = _write_samples(corpus, config, size, folder)
         sample_of = {name: _sample_config(config, folder / name, folder / f"{name}-out") for name in ("small", "large")}
         check_config(sample_of["small"])
-        with open_execution_context(config.run_options, folder / "estimate.lock") as place:
-            options = replace(config.run_options, of_run=place)  # functions of the user have one worker for all runs
+        with open_execution_context(config.run_options, folder / "estimate.lock") as context:
+            options = replace(config.run_options, of_run=context)  # functions of the user have one worker for all runs
             _run(replace(sample_of["small"], out=folder / "warm-out"), options)  # loads and compiles what runs use
             small = _run(sample_of["small"], options)
             large = _run(sample_of["large"], options)

@@ -38,9 +38,9 @@ def needed_extras(file: Path) -> dict[str, str]:
     if config.executor == "ray":
         extras["ray"] = "executor"
     places = [*map(str, paths_in(config)), *(source.path for source in config.sources.values())]
-    for place in places:
-        if scheme_of(Path(place)) == "hf":
-            extras["hub"] = place
+    for path in places:
+        if scheme_of(Path(path)) == "hf":
+            extras["hub"] = path
     return extras
 
 

@@ -69,8 +69,8 @@ def run(
     import preprocessing.tokenizer.encoder  # noqa: F401  workers start with the modules of stages that are imported here
 
     lock = config.out / STATE_DIR / "run.lock"
-    with kept_objects(), open_execution_context(config.run_options, lock, work=_work_of(config)) as place:
-        return _run_stages(config, replace(config.run_options, of_run=place), warn)
+    with kept_objects(), open_execution_context(config.run_options, lock, work=_work_of(config)) as context:
+        return _run_stages(config, replace(config.run_options, of_run=context), warn)
 
 
 def check_run(config: RunConfig, looks_at_records: bool = False) -> None:

@@ -72,9 +72,9 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     _note_folders(config)
     with _section("alarms"):
         for name, value in vars(config.alarms).items():
-            most = 1 if name in ("source_loss", "alike", "language", "score") else math.inf
-            allowed = f"a number from 0{' to 1' * (most == 1)}"
-            require(0 <= value <= most, f"--{name} {value}: expected {allowed}; 0 is no limit")
+            maximum = 1 if name in ("source_loss", "alike", "language", "score") else math.inf
+            allowed = f"a number from 0{' to 1' * (maximum == 1)}"
+            require(0 <= value <= maximum, f"--{name} {value}: expected {allowed}; 0 is no limit")
 
 
 def scan_inputs(config: RunConfig, corpus: Path) -> Corpus:

@@ -85,7 +85,7 @@ class Lines:
     """line or paragraph; none leaves the stage out."""
     keep: KeepUnit = "first"
     """Which of several equal units to keep: the first in the order of the corpus, or none."""
-    least: int = 6
+    min_count: int = 6
     """Minimum number of occurrences of a unit that is removed."""
     min_characters: int = 20
     """Minimum length of a unit that is removed."""

@@ -321,10 +321,10 @@ def dry_run_report(run: PlannedRun, dry_run: DryRun) -> list[object]:
     """Return the report on a dry run, in words and tables."""
     layout = run.layout
     axes = [f"{name} {index} of {size}" for name, (index, size) in dry_run.place.items() if size > 1]
-    place = ", ".join(axes) or "alone"
+    ranks_of_axes = ", ".join(axes) or "alone"
     agrees = "agree to the byte" if dry_run.agrees else "differ where both numbers are shown"
     return [
-        f"rank {dry_run.rank} of {run.cluster.devices} ({place}) in {layout.describe()}, recompute "
+        f"rank {dry_run.rank} of {run.cluster.devices} ({ranks_of_axes}) in {layout.describe()}, recompute "
         f"{run.recompute}, with {count_of(layout.micro_batches, 'micro-batch', 'micro-batches')} of "
         f"{run.micro_batch} x {run.seq_len} tokens",
         f"{_held(run, dry_run)}: {dry_run.parameters:,} parameters",

@@ -166,12 +166,12 @@ def next_choice(choices: Sequence[PlannedLayout]) -> str:
     longer = 100 * (second.time.total / first.time.total - 1)
     takes = f"{abs(longer):.1f} % {'longer' if longer >= 0 else 'less'}"
     changes = {name: getattr(second.time, name) - getattr(first.time, name) for name in _PARTS}
-    most = max(changes, key=lambda name: abs(changes[name]))
+    main_change = max(changes, key=lambda name: abs(changes[name]))
     spared = (first.memory.total - second.memory.total) / _GIB
     memory = f"{abs(spared):.0f} GiB {'less' if spared > 0 else 'more'}"
     return (
         f"The next, {second.run.layout.describe()}, takes {takes} and {memory}: the largest difference "
-        f"is {changes[most]:+.3g} s of {_PARTS[most]}."
+        f"is {changes[main_change]:+.3g} s of {_PARTS[main_change]}."
     )
 
 

@@ -244,14 +244,14 @@ class _Call:
                 text = document.text
                 key = document.key
                 size = document.read_bytes
-                place = f"{key} ({self.part.path} line {key.row + 1})"
+                where = f"{key} ({self.part.path} line {key.row + 1})"
                 if key.row in self.errors:
-                    self._set_aside(document, size, place)
+                    self._set_aside(document, size, where)
                     continue
                 note_place(self.part.label, key.row, self.is_alone)
                 self.rows.append(key.row)
                 self.dropped.add(1, size)
-                self.last = place
+                self.last = where
                 given = [GivenDocument(text, key, document.fields, document.text_column, size, text)]
                 del document, text
                 yield given.pop()  # a large one is the function's alone, and gone before the next is read
@@ -259,12 +259,12 @@ class _Call:
             self.error = error
             raise
 
-    def _set_aside(self, document: Document, size: int, place: str) -> None:
+    def _set_aside(self, document: Document, size: int, where: str) -> None:
         """Count and list a document on which the function fails."""
         rule = f"{FAILED}: {self.short_name}"
         detail = self.errors[document.key.row]
         self.counts.add(self.part.source, rule, size)
-        self.counts.add_failure(f"{self.name} failed on {place}: {detail}")
+        self.counts.add_failure(f"{self.name} failed on {where}: {detail}")
         self.failed.append((*document.key, rule, None, detail, document.own_id))
 
     @property
@@ -316,20 +316,20 @@ class _Call:
         """Raise UsageError for what is not a document that was given, or was yielded before."""
         if not isinstance(document, GivenDocument):
             raise UsageError(f"{self.name} yielded a {type(document).__name__} after {self.last}: expected {_FORM}")
-        place = document.key.row - self.part.first_row
-        self.yielded.extend(bytes(max(0, place + 1 - len(self.yielded))))
-        before = self.yielded[place]
+        offset = document.key.row - self.part.first_row
+        self.yielded.extend(bytes(max(0, offset + 1 - len(self.yielded))))
+        before = self.yielded[offset]
         is_part = document.number is not None
-        if before == _WHOLE or (before and not is_part) or (place, document.number) in self.parts:
+        if before == _WHOLE or (before and not is_part) or (offset, document.number) in self.parts:
             what = f"part {document.number} of {document.key}" if is_part else str(document.key)
             raise UsageError(
                 f"{self.name} yielded {what} twice: expected each document at most once, or each of its parts "
                 "(document.part). (Copies are made by weights, when the corpus is mixed.)"
             )
         if document.number is not None:
-            self.parts.add((place, document.number))
+            self.parts.add((offset, document.number))
         document.is_further_part = bool(before)
-        self.yielded[place] = _PART if is_part else _WHOLE
+        self.yielded[offset] = _PART if is_part else _WHOLE
         if not before:
             self.dropped.add(-1, -document.read_bytes)
 

@@ -123,7 +123,7 @@ def decontaminate(
         task = Task("index", index_benchmarks, {"files": benchmarks, "index": index, "near": near > 0}, index)
         (summary,) = run.step("index", [task]).values(dict[str, IndexSummary])
         boilerplate = _find_common(run, files, index, common, near)
-        arguments: dict[str, Any] = {"index": index, "near": near, "common": boilerplate, "least": min_ngrams}
+        arguments: dict[str, Any] = {"index": index, "near": near, "common": boilerplate, "min_ngrams": min_ngrams}
         done = rewrite_corpus(
             run, "search", files, targets, search_slices, {**arguments, "policy": policy, "margin": margin},
             table=table,
@@ -145,8 +145,8 @@ def decontaminate(
 def check_limits(margin: int, min_ngrams: int, common: int, near: float) -> None:
     """Raise UsageError for a number out of range."""
     require(near == 0 or 0.5 <= near <= 1, f"--near: expected 0, or a share of 0.5 to 1, got {near:g}; try --near 0.6")
-    for name, value, least in (("margin", margin, 0), ("min_ngrams", min_ngrams, 1), ("common", common, 0)):
-        require(value >= least, f"--{name}: expected {least} or more, got {value}")
+    for name, value, minimum in (("margin", margin, 0), ("min_ngrams", min_ngrams, 1), ("common", common, 0)):
+        require(value >= minimum, f"--{name}: expected {minimum} or more, got {value}")
 
 
 def reject_own_corpus(against: Sequence[Path], corpora: Sequence[Path]) -> None:
@@ -240,7 +240,8 @@ def _find_common(
     tasks = list[Task]()
     for number, path in enumerate(paths):
         outputs = FileSet(tuple(run.ledger.path(record.outputs[number]) for record in counted.records))
-        tasks.append(Task(path.stem, find_common, {"counted": outputs, "least": common, "output": path}, (path,)))
+        arguments = {"counted": outputs, "min_documents": common, "output": path}
+        tasks.append(Task(path.stem, find_common, arguments, (path,)))
     run.step("common", tasks)
     return paths
 
@@ -264,7 +265,7 @@ def count_documents(group: SliceGroup, index: IndexFiles, near: float, outputs: 
     return counts
 
 
-def find_common(counted: FileSet, least: int, output: Path) -> None:
+def find_common(counted: FileSet, min_documents: int, output: Path) -> None:
     """Task: write the keys that `least` documents or more have, ascending."""
     total = np.empty(0, _KEY_COUNT)
     for start in range(0, len(counted.paths), 64):  # the sum has the benchmarks' keys at most
@@ -274,7 +275,7 @@ def find_common(counted: FileSet, least: int, output: Path) -> None:
         total = np.empty(len(keys), _KEY_COUNT)
         total["key"] = keys
         total["documents"] = np.bincount(places, both["documents"], len(keys)).astype(np.uint64)
-    write_array(output, total["key"][total["documents"] >= least])
+    write_array(output, total["key"][total["documents"] >= min_documents])
 
 
 @leaves_out_damaged
@@ -284,7 +285,7 @@ def search_slices(
     index: IndexFiles,
     near: float,
     common: CommonFiles | None,
-    least: int,
+    min_ngrams: int,
     policy: Policy,
     margin: int,
     rows: Path,
@@ -299,7 +300,7 @@ def search_slices(
                 size = document.read_bytes
                 with _memory_for(document):
                     words: TextWords = find_words(document.text)
-                    matches = benchmarks.find(words, least)
+                    matches = benchmarks.find(words, min_ngrams)
                 text = _cut(document.text, matches, margin) if matches and policy == "cut" else document.text
                 is_removed = bool(matches) and (policy == "drop" or not text)
                 places += ((*_row(document, benchmarks, match), is_removed) for match in matches)
@@ -353,12 +354,12 @@ def _memory_for(document: Document) -> Any:
 
 def _row(document: Document, benchmarks: Benchmarks, match: Match) -> tuple[Any, ...]:
     benchmark, item, text = (column[match.item].as_py() for column in benchmarks.items.columns)
-    place = document.text[match.start : min(match.end, match.start + _SHOWN)]
+    passage = document.text[match.start : min(match.end, match.start + _SHOWN)]
     file, row = document.key
     kind = NEAR if match.near else EXACT
     share = round(match.share, 3)
     return (
-        file, row, document.source, benchmark, item, kind, share, match.ngrams, match.start, match.end, place,
+        file, row, document.source, benchmark, item, kind, share, match.ngrams, match.start, match.end, passage,
         text[:_SHOWN],
     )  # fmt: skip
 

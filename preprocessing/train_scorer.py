@@ -156,11 +156,11 @@ def _check_options(
     documents: int, holdout: float, dim: int, word_ngrams: int, bucket: int, min_count: int, epochs: int, lr: float
 ) -> None:
     require(0 < holdout < 1, f"--holdout {holdout}: expected a fraction between 0 and 1, such as 0.1")
-    least = {
+    minimums = {
         "documents": documents, "dim": dim, "word_ngrams": word_ngrams, "bucket": bucket, "min_count": min_count,
         "epochs": epochs,
     }  # fmt: skip
-    for name, value in least.items():
+    for name, value in minimums.items():
         require(0 < value < _LARGEST, f"--{name} {value}: expected a number from 1 to {_LARGEST - 1:,}")
     require(0 < lr < 100, f"--lr {lr}: expected a number above 0, such as 0.1")
 
@@ -168,8 +168,8 @@ def _check_options(
 def _sample(folder: Path, count: int, seed: int, text_column: str) -> list[str]:
     """Return the texts of a random sample of a folder's documents, in the order of the corpus."""
     drawn = list[tuple[int, int, str]]()  # a heap: the largest number first, as it goes first
-    for place, (number, text) in enumerate(_numbered(folder, seed, text_column)):
-        item = (-number, -place, text)
+    for position, (number, text) in enumerate(_numbered(folder, seed, text_column)):
+        item = (-number, -position, text)
         if len(drawn) < count:
             heapq.heappush(drawn, item)
         elif item > drawn[0]:

@@ -284,8 +284,8 @@ class SentenceSample:
         """Add a document with a random number below 2^64; returns those that the sample now leaves out."""
         sampled = Sampled(source, utf8_size(text))
         index = len(self._documents) // _FIELDS
-        place = -(number << _INDEX_BITS | index)
-        if self._heap and self._size + sampled.size > self._budget and place < self._heap[0]:
+        priority = -(number << _INDEX_BITS | index)
+        if self._heap and self._size + sampled.size > self._budget and priority < self._heap[0]:
             return [sampled]
         start = self._buffer.size
         for line in _lines_of(text, self._whole):
@@ -293,7 +293,7 @@ class SentenceSample:
         if source not in self._sources:
             self._sources.append(source)
         self._documents.extend((self._sources.index(source), sampled.size, start, self._buffer.size))
-        heapq.heappush(self._heap, place)
+        heapq.heappush(self._heap, priority)
         self._size += sampled.size
         return self._remove_largest()
 
@@ -317,13 +317,13 @@ class SentenceSample:
             self._size -= removed[-1].size
         return removed
 
-    def _document(self, place: int) -> Sampled:
-        at = _index(place) * _FIELDS
+    def _document(self, priority: int) -> Sampled:
+        at = _index(priority) * _FIELDS
         return Sampled(self._sources[self._documents[at]], self._documents[at + 1])
 
 
-def _index(place: int) -> int:
-    return -place & ((1 << _INDEX_BITS) - 1)
+def _index(priority: int) -> int:
+    return -priority & ((1 << _INDEX_BITS) - 1)
 
 
 def sentences(text: str) -> Iterator[str]:

@@ -207,13 +207,13 @@ class Rewind:
         """Yield the documents of the tokens start … stop of a data set, which begin at `filled` in a sequence."""
         spans = data.documents.between(start, stop)
         overlaps = spans.overlap(start, stop)
-        for place in np.flatnonzero(overlaps > 0).tolist():
-            in_folder = int(spans.number[place])
+        for number in np.flatnonzero(overlaps > 0).tolist():
+            in_folder = int(spans.number[number])
             shard = int(np.searchsorted(data.documents.documents, in_folder, side="right")) - 1
-            begin = max(start, int(spans.start[place]))
+            begin = max(start, int(spans.start[number]))
             source = ""
             if groups.sources:
-                source = groups.sources[int(groups.source_numbers(spans.number[place : place + 1])[0])]
+                source = groups.sources[int(groups.source_numbers(spans.number[number : number + 1])[0])]
             yield DocumentPart(
                 folder=data.folder,
                 shard=data.manifest.shards[shard].name,
@@ -221,9 +221,9 @@ class Rewind:
                 in_folder=in_folder,
                 source=source,
                 first=filled + begin - start,
-                tokens=int(overlaps[place]),
-                before=begin - int(spans.start[place]),
-                length=int(spans.length[place]),
+                tokens=int(overlaps[number]),
+                before=begin - int(spans.start[number]),
+                length=int(spans.length[number]),
             )
 
     def _read_checkpoint(self) -> CheckpointRecord | None:

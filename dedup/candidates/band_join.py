@@ -251,5 +251,5 @@ def _count_parts(documents: int, bands: int, share: int) -> int:
     """Return the number of hash ranges, a power of two: joining one takes at most `share` bytes, if files suffice."""
     shares = documents * BAND_RECORD.itemsize * _JOIN_FACTOR // max(share, 1)
     count = 1 << shares.bit_length()
-    most = 1 << max(0, (MAX_SCATTERED // bands).bit_length() - 1)
-    return min(count, most)
+    max_parts = 1 << max(0, (MAX_SCATTERED // bands).bit_length() - 1)
+    return min(count, max_parts)

@@ -106,14 +106,16 @@ def _iter_units(
             document_number += 1
 
 
-def join_units(scattered: FileSet, least: int, keep: KeepUnit, count_by: CountBy, output: Path, memory: int) -> None:
+def join_units(
+    scattered: FileSet, min_count: int, keep: KeepUnit, count_by: CountBy, output: Path, memory: int
+) -> None:
     """Task: write the REPEATs among the CORPUS_UNITs of a digest range, from files in corpus order."""
     units = sorted_records(scattered.paths, CORPUS_UNIT, ("high", "low"), output, memory)
-    write_records(output, find_repeats(units, least, keep, count_by))
+    write_records(output, find_repeats(units, min_count, keep, count_by))
 
 
 def find_repeats(
-    blocks: Iterable[NDArray], least: int, keep: KeepUnit, count_by: CountBy = "occurrence"
+    blocks: Iterable[NDArray], min_count: int, keep: KeepUnit, count_by: CountBy = "occurrence"
 ) -> Iterator[NDArray]:
     """Yield the REPEATs among CORPUS_UNITs sorted by digest: all but the first, or all, of `least` equal units or more.
 
@@ -146,12 +148,12 @@ def find_repeats(
         ranks[: sizes[0]] += before
         totals = np.add.reduceat(is_counted, starts, dtype=np.int64)
         totals[0] += before
-        chosen = np.repeat(totals >= least, sizes) & ((ranks > 0) | (keep == "none"))
+        chosen = np.repeat(totals >= min_count, sizes) & ((ranks > 0) | (keep == "none"))
         repeats = np.empty(int(chosen.sum()), REPEAT)
         repeats["group"] = records["group"][chosen]
         repeats["unit"] = records["unit"][chosen]
         yield repeats
-        if totals[-1] >= least:  # the last digest's units were written
+        if totals[-1] >= min_count:  # the last digest's units were written
             held = records[:0]
             before = int(totals[-1])
         else:

@@ -79,7 +79,7 @@ class _Places:
         for kind, count in documents.items():
             self.documents[kind] += count
         both = [*self.best, *places]
-        both.sort(key=lambda place: (place.match != EXACT, -place.share))
+        both.sort(key=lambda found_in: (found_in.match != EXACT, -found_in.share))
         self.best = both[:_PLACES]
 
 
@@ -120,7 +120,7 @@ def contamination(
     scores = read_item_scores(items)
     parts = [part for folder in trained_on for part in parts_of(folder, tokenizer, text_column)]
     searched = find_items(scores, parts, near, workers or usable_cores())
-    _name_documents(place for item in searched for place in item.places)
+    _name_documents(found_in for item in searched for found_in in item.places)
     if out is not None:
         encoder = msgspec.json.Encoder()
         atomic_write_bytes(out, b"".join(encoder.encode(item) + b"\n" for item in searched))
@@ -182,26 +182,27 @@ def search_part(part: Part, index: IndexFiles, near: float) -> dict[int, _Places
             row = int(benchmarks.items.column("item")[match.item].as_py().rpartition("@")[2])
             text = document.text[match.start : min(match.end, match.start + _SHOWN)]
             kind = NEAR if match.near else EXACT
-            place = FoundIn(kind, round(match.share, 3), folder, document.name, document.source, text, document.number)
+            share = round(match.share, 3)
+            found_in = FoundIn(kind, share, folder, document.name, document.source, text, document.number)
             before = of_document.get(row)
-            if before is None or (place.match == EXACT, place.share) > (before.match == EXACT, before.share):
-                of_document[row] = place
-        for row, place in of_document.items():
-            places_by_item.setdefault(row, _Places()).add([place], {place.match: 1})
+            if before is None or (found_in.match == EXACT, found_in.share) > (before.match == EXACT, before.share):
+                of_document[row] = found_in
+        for row, found_in in of_document.items():
+            places_by_item.setdefault(row, _Places()).add([found_in], {found_in.match: 1})
     return places_by_item
 
 
 def _name_documents(places: Iterable[FoundIn]) -> None:
     """Fill in the keys in the corpus of documents of tokens, where a data run knows them."""
     of_folders = dict[str, list[FoundIn]]()
-    for place in places:
-        if place.number >= 0:
-            of_folders.setdefault(place.folder, []).append(place)
+    for found_in in places:
+        if found_in.number >= 0:
+            of_folders.setdefault(found_in.folder, []).append(found_in)
     for folder, named in of_folders.items():
-        origins = TokenOrigins(Path(folder)).find({place.number for place in named})
-        for place in named:
-            origin = origins.get(place.number)
-            place.key = str(origin.key) if origin and origin.key else ""
+        origins = TokenOrigins(Path(folder)).find({found_in.number for found_in in named})
+        for found_in in named:
+            origin = origins.get(found_in.number)
+            found_in.key = str(origin.key) if origin and origin.key else ""
 
 
 def _report(scores: Sequence[ItemScore], searched: Sequence[ItemContamination]) -> Iterable[RenderableType]:

@@ -187,30 +187,30 @@ def _make_items(passages: Passages, make: MakeItem, count: int, seed: str) -> It
 def _next_word(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:
     passage = passages.ordered[number]
     words = passage.words()
-    places = [place for place in range(_WORDS // 2, _WORDS) if _is_plain(words[place])]
-    draw.shuffle(places)
-    for place in places:
-        rank = passages.ranks[words[place]]
+    positions = [position for position in range(_WORDS // 2, _WORDS) if _is_plain(words[position])]
+    draw.shuffle(positions)
+    for position in positions:
+        rank = passages.ranks[words[position]]
         near = passages.vocabulary[max(0, rank - _NEIGHBOURS) : rank + _NEIGHBOURS + 1]
-        others = _rarer_and_more_frequent(passages, words[place], near, draw)
+        others = _rarer_and_more_frequent(passages, words[position], near, draw)
         if others:
-            return _item(passage, place, words[place], others, draw)
+            return _item(passage, position, words[position], others, draw)
     return None
 
 
 def _repeated_word(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:
     passage = passages.ordered[number]
     words = passage.words()
-    places = []
-    for place in range(_WORDS // 2, _WORDS):
-        if _is_plain(words[place]) and len(words[place]) > 3 and words[place] in words[:place]:
-            places.append(place)
-    draw.shuffle(places)
-    for place in places:
-        of_passage = [word for word in dict.fromkeys(words[:place]) if _is_plain(word) and len(word) > 3]
-        others = _rarer_and_more_frequent(passages, words[place], of_passage, draw)
+    positions = []
+    for position in range(_WORDS // 2, _WORDS):
+        if _is_plain(words[position]) and len(words[position]) > 3 and words[position] in words[:position]:
+            positions.append(position)
+    draw.shuffle(positions)
+    for position in positions:
+        of_passage = [word for word in dict.fromkeys(words[:position]) if _is_plain(word) and len(word) > 3]
+        others = _rarer_and_more_frequent(passages, words[position], of_passage, draw)
         if others:
-            return _item(passage, place, words[place], others, draw)
+            return _item(passage, position, words[position], others, draw)
     return None
 
 
@@ -233,27 +233,27 @@ def _rarer_and_more_frequent(
 
 def _ending(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:
     passage = passages.ordered[number]
-    place = _WORDS - _ENDING
+    position = _WORDS - _ENDING
     others = [other for other in passages.ordered if other.document != passage.document]
     of_source = [other for other in others if other.source == passage.source]
     if len(of_source) >= _CHOICES:
         others = of_source
-    return _item(passage, place, passage.after(place), [other.after(place) for other in others], draw)
+    return _item(passage, position, passage.after(position), [other.after(position) for other in others], draw)
 
 
 def _word_order(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:
     passage = passages.ordered[number]
-    place = _WORDS - _ENDING
-    words = passage.words()[place:]
+    position = _WORDS - _ENDING
+    words = passage.words()[position:]
     others = dict[str, None]()
     for _ in range(3 * _CHOICES):
         shuffled = words.copy()
         draw.shuffle(shuffled)
         others[" ".join(shuffled)] = None
-    return _item(passage, place, " ".join(words), list(others), draw)
+    return _item(passage, position, " ".join(words), list(others), draw)
 
 
-def _item(passage: Passage, place: int, right: str, others: Sequence[str], draw: random.Random) -> ClozeItem | None:
+def _item(passage: Passage, position: int, right: str, others: Sequence[str], draw: random.Random) -> ClozeItem | None:
     """Return an item with the right answer among others that are drawn; None where there are too few others."""
     wrong = [other for other in dict.fromkeys(others) if other != right]
     if len(wrong) < _CHOICES - 1:
@@ -261,7 +261,7 @@ def _item(passage: Passage, place: int, right: str, others: Sequence[str], draw:
     choices = draw.sample(wrong, _CHOICES - 1)
     answer = draw.randrange(_CHOICES)
     choices.insert(answer, right)
-    return ClozeItem(passage.before(place), choices, answer, passage.document, passage.source)
+    return ClozeItem(passage.before(position), choices, answer, passage.document, passage.source)
 
 
 def _is_plain(word: str) -> bool:

@@ -150,12 +150,12 @@ class ClusterIndex:
         order = np.argsort(-self.sizes[clusters], kind="stable")
         return clusters[order]
 
-    def members(self, place: int, first: int, count: int) -> list[DocKey]:
+    def members(self, number: int, first: int, count: int) -> list[DocKey]:
         """Return some keys of a cluster."""
-        if not 0 <= place < len(self.starts):
+        if not 0 <= number < len(self.starts):
             return []
-        remaining = int(self.sizes[place]) - first
-        rows = self.table.rows(int(self.starts[place]) + first, min(count, remaining))
+        remaining = int(self.sizes[number]) - first
+        rows = self.table.rows(int(self.starts[number]) + first, min(count, remaining))
         return [DocKey(row["file"], row["row"]) for row in rows]
 
 

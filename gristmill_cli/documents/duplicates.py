@@ -173,7 +173,7 @@ def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
     return {DocKey(file_name, key.row) for file_name in names}
 
 
-def _find_pairs(table: Path, is_meant: Callable[[dict[str, Any]], bool], most: int) -> tuple[int, list[Pair]]:
+def _find_pairs(table: Path, is_meant: Callable[[dict[str, Any]], bool], max_pairs: int) -> tuple[int, list[Pair]]:
     """Return how many pairs of the removal table are meant, and the least similar ones; the table is read in parts."""
     total = 0
     least_similar = list[tuple[float, int, Pair]]()  # a heap of -similarity, -number, pair
@@ -181,13 +181,13 @@ def _find_pairs(table: Path, is_meant: Callable[[dict[str, Any]], bool], most: i
         pair = Pair(*_keys_of(row), row["similarity"])
         total += 1
         similarity = 2.0 if pair.similarity is None else pair.similarity
-        _push(least_similar, (-similarity, -total, pair), most)
+        _push(least_similar, (-similarity, -total, pair), max_pairs)
     return total, [pair for *_, pair in sorted(least_similar, reverse=True)]
 
 
-def _push(heap: list[Any], item: Any, most: int) -> None:
+def _push(heap: list[Any], item: Any, max_items: int) -> None:
     """Add an item to a heap that keeps the largest ones, up to `most`."""
-    if len(heap) < most:
+    if len(heap) < max_items:
         heapq.heappush(heap, item)
     else:
         heapq.heappushpop(heap, item)
@@ -206,7 +206,7 @@ def _rows(path: Path, columns: Collection[str]) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: str) -> Group:
+def _show_clusters(out: Path, corpus: Path, max_clusters: int, show: int, text_column: str) -> Group:
     """Show the largest clusters: sizes, first members, and the first two of some of them side by side."""
     largest = list[tuple[int, int, list[DocKey]]]()  # a heap of size, -number, the first members
     rows = _rows(out / CLUSTERS, ["cluster", "file", "row"])
@@ -217,7 +217,7 @@ def _show_clusters(out: Path, corpus: Path, most: int, show: int, text_column: s
             size += 1
             if len(first) < 4:
                 first.append(DocKey(row["file"], row["row"]))
-        _push(largest, (size, -number, first), most)
+        _push(largest, (size, -number, first), max_clusters)
     if not largest:
         return Group(Text("no clusters: no two documents are similar enough"))
     table = Table("documents", "the first of them", box=None, pad_edge=False)

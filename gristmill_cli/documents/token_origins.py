@@ -107,11 +107,11 @@ class TokenOrigins:
         from training.data.documents import DocumentIndex
 
         index = DocumentIndex(copies.local, self.manifest)
-        place = [record.name for record in self.manifest.shards].index(shard)
-        first = int(index.documents[place]) + number
+        shard_number = [record.name for record in self.manifest.shards].index(shard)
+        first = int(index.documents[shard_number]) + number
         span = index.numbered(first, first + 1)
-        start = int(span.start[0] - index.tokens[place])
-        (ids,) = copies.read([TokenRange(place, start, start + int(span.length[0]))])
+        start = int(span.start[0] - index.tokens[shard_number])
+        (ids,) = copies.read([TokenRange(shard_number, start, start + int(span.length[0]))])
         return ids
 
     def decode(self, shard: str, number: int, first: int = 0) -> str | None:

@@ -73,19 +73,19 @@ def _show(run: DataRun, shown: BenchmarksSection) -> Markup:
 
 
 def _row_of_benchmark(record: str, name: str, benchmark: BenchmarkReport, sources: Sequence[str]) -> Row:
-    place = (record, "benchmarks", name)
+    fields = (record, "benchmarks", name)
     share = benchmark.found / max(benchmark.items, 1)
     row: Row = [
         name,
-        Number(benchmark.items, record=pointer(*place, "items")),
-        Number(benchmark.found, record=pointer(*place, "found")),
+        Number(benchmark.items, record=pointer(*fields, "items")),
+        Number(benchmark.found, record=pointer(*fields, "found")),
         Number(share, f"{share:.1%}"),
-        Number(benchmark.near, record=pointer(*place, "near")),
+        Number(benchmark.near, record=pointer(*fields, "near")),
         Number(benchmark.too_short),
     ]
     for source in sources:
         documents = benchmark.documents.get(source, 0)
-        row.append(Number(documents, record=pointer(*place, "documents", source) if documents else ""))
+        row.append(Number(documents, record=pointer(*fields, "documents", source) if documents else ""))
     return row
 
 

@@ -136,8 +136,8 @@ def _flow_so_far(run: DataRun) -> Markup:
     rows = list[Row]()
     for name, record in run.stages.items():
         for reason in record.counts.reasons:
-            place = (_record_of(name), "counts", "tallies")
-            cells = [counted(record.counts, source, reason, *place) for source in sources]
+            fields = (_record_of(name), "counts", "tallies")
+            cells = [counted(record.counts, source, reason, *fields) for source in sources]
             rows.append([f"{name}: {reason}", Number(record.counts.total(reason).documents), *cells])
     numbers = table(["documents", "all", *sources], rows, "so_far") if rows else NOTHING
     return section("Where the documents went, so far", numbers)
@@ -159,8 +159,8 @@ def _tokens(run: DataRun) -> Markup:
     for source in sources:
         row: Row = [source]
         for field in ("documents", "tokens", "bytes"):
-            place = pointer(f"tokens/{TRAIN}/manifest.json", "sources", source, field)
-            row.append(Number(getattr(trained[source], field), record=place))
+            record_field = pointer(f"tokens/{TRAIN}/manifest.json", "sources", source, field)
+            row.append(Number(getattr(trained[source], field), record=record_field))
         row.append(Number(bytes_per_token[source], f"{bytes_per_token[source]:.3f}"))
         row.append(Number(held_out[source].tokens if source in held_out else 0))
         rows.append(row)
@@ -192,7 +192,7 @@ def _stages(run: DataRun) -> Markup:
 
 
 def _row_of_stage(name: str, record: StageRecord) -> Row:
-    place = _record_of(name)
+    record_path = _record_of(name)
     read = record.counts.total(READ)
     rate = read.bytes / 1e6 / record.seconds if record.seconds else 0.0
     outcomes = list[str]()
@@ -201,10 +201,10 @@ def _row_of_stage(name: str, record: StageRecord) -> Row:
             outcomes.append(f"{record.counts.total(reason).documents:,} {reason}")
     return [
         name,
-        Number(record.seconds, f"{record.seconds:,.1f}", record=pointer(place, "seconds")),
-        Number(record.core_seconds, f"{record.core_seconds / 3600:,.4f}", record=pointer(place, "core_seconds")),
-        Number(record.tasks, record=pointer(place, "tasks")),
-        Number(record.retries, record=pointer(place, "retries")),
+        Number(record.seconds, f"{record.seconds:,.1f}", record=pointer(record_path, "seconds")),
+        Number(record.core_seconds, f"{record.core_seconds / 3600:,.4f}", record=pointer(record_path, "core_seconds")),
+        Number(record.tasks, record=pointer(record_path, "tasks")),
+        Number(record.retries, record=pointer(record_path, "retries")),
         Number(read.documents),
         Number(read.bytes / 1e6),
         Number(rate, f"{rate:,.1f}") if rate else "–",

@@ -186,8 +186,8 @@ def _table_of_lengths(
             record = f"{RUN_RECORDS}/{_LENGTH_STAGES[name]}.json"
             for source, histogram in histograms.items():
                 is_recorded = bits < len(histogram)
-                place = pointer(record, "counts", "lengths", source, str(bits)) if is_recorded else ""
-                row.append(Number(histogram[bits] if is_recorded else 0, record=place))
+                record_field = pointer(record, "counts", "lengths", source, str(bits)) if is_recorded else ""
+                row.append(Number(histogram[bits] if is_recorded else 0, record=record_field))
         rows.append(row)
     return table(head, rows, "lengths")
 

@@ -54,7 +54,7 @@ class Removals:
     between: Counter[tuple[str, str]] = field(default_factory=Counter)  # (removed, kept)
     similar: list[int] = field(default_factory=lambda: [0] * BINS)  # documents by similarity
     unmeasured: int = 0
-    least: list[Pair] = field(default_factory=list)
+    least_alike: list[Pair] = field(default_factory=list)
     spread: list[Pair] = field(default_factory=list)
 
 
@@ -229,7 +229,7 @@ def _sum_removals(file: pq.ParquetFile) -> Removals:
     removals = Removals()
     total = file.metadata.num_rows
     spread_rows = {number * total // _SPREAD for number in range(_SPREAD)} if total else set[int]()
-    least = list[tuple[float, int, Pair]]()  # similarity, row
+    least_alike = list[tuple[float, int, Pair]]()  # similarity, row
     first_row = 0
     for batch in file.iter_batches(columns=["file", "row", "kept_file", "kept_row", "similarity"]):
         similarities = batch.column("similarity").cast(pa.float64()).to_numpy(zero_copy_only=False)
@@ -241,13 +241,14 @@ def _sum_removals(file: pq.ParquetFile) -> Removals:
         for row in {*least_similar, *spread}:
             pair = _pair_of_row(batch, row)
             if row in least_similar:
-                least.append((_NOT_SIMILAR if pair.similarity is None else pair.similarity, first_row + row, pair))
+                similarity = _NOT_SIMILAR if pair.similarity is None else pair.similarity
+                least_alike.append((similarity, first_row + row, pair))
             if row in spread:
                 removals.spread.append(pair)
-        least = sorted(least)[:_LEAST_SIMILAR]
+        least_alike = sorted(least_alike)[:_LEAST_SIMILAR]
         first_row = end_row
-    removals.least = [pair for _, _, pair in least]
-    removals.spread = [pair for pair in sorted(removals.spread) if pair not in removals.least]
+    removals.least_alike = [pair for _, _, pair in least_alike]
+    removals.spread = [pair for pair in sorted(removals.spread) if pair not in removals.least_alike]
     return removals
 
 

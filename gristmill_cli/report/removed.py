@@ -30,8 +30,8 @@ def show_personal(run: DataRun) -> Markup:
     rows = list[Row]()
     for stage, record in run.stages.items():
         for kind, count in record.counts.replaced.items():
-            place = pointer(f"{RUN_RECORDS}/{stage}.json", "counts", "replaced", kind)
-            rows.append([kind, Number(count, record=place)])
+            record_field = pointer(f"{RUN_RECORDS}/{stage}.json", "counts", "replaced", kind)
+            rows.append([kind, Number(count, record=record_field)])
     if not rows:
         return NOTHING
     note = paragraph(
@@ -67,9 +67,9 @@ def _show_details(run: DataRun) -> Markup:
     """Return a table of the languages and domains of which rules removed most documents."""
     if not run.by_detail:
         return NOTHING
-    most = sorted(run.by_detail.items(), key=lambda item: (-item[1], item[0]))[:_MAX_DETAILS]
+    largest = sorted(run.by_detail.items(), key=lambda item: (-item[1], item[0]))[:_MAX_DETAILS]
     rows = list[Row]()
-    for (rule, detail), documents in most:
+    for (rule, detail), documents in largest:
         rows.append([f"{detail}: {rule}", Number(documents)])
     return table(["language or domain, and rule", "documents"], rows, "details")
 

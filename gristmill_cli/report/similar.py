@@ -145,7 +145,7 @@ def show_pairs(run: DataRun) -> Markup:
     """Return the section with the texts of some pairs, each of a removed document and the one that was kept."""
     if not run.removals:
         return NOTHING
-    pairs = [*run.removals.least, *run.removals.spread]
+    pairs = [*run.removals.least_alike, *run.removals.spread]
     if not pairs:
         return NOTHING
     keys = list[DocKey]()

@@ -39,14 +39,14 @@ class RemoveLines(StageSpec):
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
         """Raise UsageError for a limit out of range, an unknown source, or options without effect."""
-        check_limits(config.lines.least, config.lines.min_characters)
+        check_limits(config.lines.min_count, config.lines.min_characters)
         if config.lines.unit == "none":
             reject_options_without_effect(config.lines, "with --unit none", "--lines.unit line")
         check_left_alone(config.lines.leave_alone, sources)
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if no document is left."""
-        return "try a larger --lines.least"
+        return "try a larger --lines.min_count"
 
     def describe_loss(self, rows: list[dict[str, Any]]) -> str:
         """Return how many units a document lost."""

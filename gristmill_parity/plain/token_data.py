@@ -70,9 +70,9 @@ class PlainTokens:
         if self.masks_documents:
             targets[self.is_first[first + 1 : last + 1]] = IGNORED
         positions = np.zeros(self.length, np.int64)
-        for place in range(1, self.length):
-            if not self.is_first[first + place]:
-                positions[place] = positions[place - 1] + 1
+        for position in range(1, self.length):
+            if not self.is_first[first + position]:
+                positions[position] = positions[position - 1] + 1
         return ids, targets, positions
 
 
@@ -143,25 +143,25 @@ class PlainOrder:
                 return size
         return self.batch_size
 
-    def _sequence(self, place: int) -> tuple[Integers, Integers, Integers]:
+    def _sequence(self, number_in_mix: int) -> tuple[Integers, Integers, Integers]:
         """Return the sequence at a place of the order."""
         number = 0
         name = ""
         if len(self.sets) > 1:
-            before = self._counts(place)
-            after = self._counts(place + 1)
+            before = self._counts(number_in_mix)
+            after = self._counts(number_in_mix + 1)
             while after[number] == before[number]:  # the set whose count grows has the sequence
                 number += 1
-            place = before[number]
+            number_in_mix = before[number]
             name = f"{number}/"
         tokens = self.sets[number]
-        epoch, position = divmod(place, len(tokens))
+        epoch, position = divmod(number_in_mix, len(tokens))
         return tokens.sequence(permuted(position, len(tokens), _key(f"{self.seed}/order/{name}{epoch}")))
 
-    def _counts(self, place: int) -> list[int]:
+    def _counts(self, number_in_mix: int) -> list[int]:
         """Return how many of the first `place` sequences are of each set: its share of what sets before it leave."""
         counts = []
-        rest = place
+        rest = number_in_mix
         for number, weight in enumerate(self.weights):
             share = weight / sum(self.weights[number:])
             counts.append(math.floor(rest * share + Fraction(1, 2)))

@@ -192,8 +192,8 @@ class RankRecording:
 def _read_entries(rows: list[list[Any]]) -> Iterator[Entry]:
     for step, name, kind, call, dtype, shape, piece, digest, sketch, offset, again in rows:
         key = Key(step, name, kind)
-        place = TensorPiece.from_json(piece)
-        yield Entry(key, call, dtype, tuple(shape), place, digest, _decoded_sketch(sketch), offset, again)
+        tensor_piece = TensorPiece.from_json(piece)
+        yield Entry(key, call, dtype, tuple(shape), tensor_piece, digest, _decoded_sketch(sketch), offset, again)
 
 
 @dataclass(frozen=True)

@@ -59,13 +59,13 @@ class Verdict:
                 f"difference is {self.share:.0%} of its tolerance."
             )
             return " ".join([text, *self.notes])
-        place = f"rank {self.rank}"
+        where = f"rank {self.rank}"
         if self.where:
-            place += f", {self.where}"
+            where += f", {self.where}"
         lines = [
             f"The first wrong tensor is {self.tensor} in step {self.step}: it differs by {self.relative:.1e} of its "
             f"norm, {self.share:,.3g} times what rounding explains.",
-            f"It is worst on {place}.",
+            f"It is worst on {where}.",
             self.pattern.sentence,
         ]
         return "\n".join([*lines, *self.notes])

@@ -277,13 +277,13 @@ class Benchmarks:
         hits = [hashes[at] for _, hashes, at, _ in self._hits(words)]
         return np.unique(np.concatenate([_NO_KEYS, *hits]))
 
-    def find(self, words: TextWords, least: int = 1) -> list[Match]:
+    def find(self, words: TextWords, min_ngrams: int = 1) -> list[Match]:
         """Return the places of items in the order of the text.
 
         They are those of which it has `least` different n-grams or more, and near-duplicates that are not within such a
         place of their item.
         """
-        matches = list(self.find_exact(words, least))
+        matches = list(self.find_exact(words, min_ngrams))
         exact_matches = defaultdict[int, list[Match]](list)
         for match in matches:
             exact_matches[match.item].append(match)
@@ -292,7 +292,7 @@ class Benchmarks:
                 matches.append(near)
         return sorted(matches, key=lambda match: (match.start, match.item))
 
-    def find_exact(self, words: TextWords, least: int) -> Iterator[Match]:
+    def find_exact(self, words: TextWords, min_ngrams: int) -> Iterator[Match]:
         """Yield the runs of items of which a text has `least` different n-grams or more."""
         positions_of_runs = defaultdict[tuple[int, int, int], list[int]](list)
         ngrams = defaultdict[int, set[int]](set)
@@ -316,7 +316,7 @@ class Benchmarks:
                     ngrams[item].update(range(first, first + count))
                     covered[item].update(range(first, last - shift))
                     spans[item].append((int(words.starts[start]), int(words.ends[last - 1])))
-        for item in (item for item in spans if len(ngrams[item]) >= least):
+        for item in (item for item in spans if len(ngrams[item]) >= min_ngrams):
             share = len(covered[item]) / len(self.words_of(item))
             for span in _joined(spans[item]):
                 yield Match(item, len(ngrams[item]), *span, share, near=False)
@@ -325,17 +325,17 @@ class Benchmarks:
         """Yield the near-duplicates of items in a text."""
         if self.near is None:
             return
-        for place in self.near.find(self._look_up(_keys(words.hashes, NEAR_LENGTH))):
-            ngrams, covered = self._shared_words(place, words.spell(place.best_first, place.best_last))
-            if covered >= place.covered:  # fewer only if hashes of different words are equal
-                start = int(words.starts[place.first])
-                end = int(words.ends[place.last - 1])
-                share = place.covered / int(self.near.sizes["covered"][place.item])
-                yield Match(place.item, ngrams, start, end, share, near=True)
+        for near in self.near.find(self._look_up(_keys(words.hashes, NEAR_LENGTH))):
+            ngrams, covered = self._shared_words(near, words.spell(near.best_first, near.best_last))
+            if covered >= near.covered:  # fewer only if hashes of different words are equal
+                start = int(words.starts[near.first])
+                end = int(words.ends[near.last - 1])
+                share = near.covered / int(self.near.sizes["covered"][near.item])
+                yield Match(near.item, ngrams, start, end, share, near=True)
 
-    def _shared_words(self, place: NearPlace, spelled: list[str]) -> tuple[int, int]:
+    def _shared_words(self, near: NearPlace, spelled: list[str]) -> tuple[int, int]:
         """Return how many n-grams of an item are in the best window of a place, and how many words they cover."""
-        words = self.words_of(place.item)
+        words = self.words_of(near.item)
         starts_of_ngrams = dict[tuple[str, ...], int]()  # the first of each
         for start in range(len(words) - NEAR_LENGTH + 1):
             starts_of_ngrams.setdefault(tuple(words[start : start + NEAR_LENGTH]), start)

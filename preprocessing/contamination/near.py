@@ -50,7 +50,7 @@ class NearSearch:
         entries: NDArray,
         sizes: NDArray,
         share: float,
-        least: int,
+        min_ngrams: int,
         ignored: NDArray[np.uint64],
     ) -> None:
         """`keys` ascending, `entries` ("item", "word") and `sizes` (ITEM_SIZE) as the index has them."""
@@ -60,7 +60,7 @@ class NearSearch:
         self.words = entries["word"]
         self.sizes = sizes
         counted = sizes["covered"].astype(np.int64)
-        self.need = np.where(counted >= least, np.maximum(least, -(-counted * thousandths // 1000)), 0)
+        self.need = np.where(counted >= min_ngrams, np.maximum(min_ngrams, -(-counted * thousandths // 1000)), 0)
         self.need[ignored.astype(np.int64)] = 0
         self.width = sizes["words"].astype(np.int64) * 1000 // thousandths
         self._counts = np.zeros(len(sizes), np.int64)
@@ -92,8 +92,8 @@ class NearSearch:
         )  # fmt: skip
         words = self.sizes["words"][items].astype(np.int64)
         windows["word"], windows["ring"] = np.cumsum(words) - words, np.cumsum(room) - room
-        least = -(-windows["need"] // NEAR_LENGTH)  # n-grams of a place, which are in no other place of the item
-        spans = np.empty(int(np.sum(hits // np.maximum(1, least))), _SPAN)
+        min_ngrams = -(-windows["need"] // NEAR_LENGTH)  # n-grams of a place, which are in no other place of the item
+        spans = np.empty(int(np.sum(hits // np.maximum(1, min_ngrams))), _SPAN)
         self._slots[items] = np.arange(len(items))
         count = _slide(
             entries, self.keys, self.items, self.words, self._slots, windows, np.zeros(int(words.sum()), np.int64),

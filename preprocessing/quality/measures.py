@@ -31,8 +31,8 @@ _SHIFT = np.uint64(29)
 @kernel(inline="always")
 def _mix(hashes: NDArray[np.uint64], at: int, n: int) -> np.uint64:
     value = np.uint64(n)
-    for place in range(at, at + n):
-        value = (value ^ hashes[place]) * _MULTIPLIER
+    for position in range(at, at + n):
+        value = (value ^ hashes[position]) * _MULTIPLIER
         value ^= value >> _SHIFT
     return value
 
@@ -57,7 +57,7 @@ def _top_ngram(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -
     keys = np.zeros(size, np.uint64)
     counts = np.zeros(size, np.int64)
     firsts = np.zeros(size, np.int64)
-    most = 0
+    max_count = 0
     first = 0
     for at in range(total):
         key = _mix(hashes, at, n)
@@ -67,13 +67,13 @@ def _top_ngram(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -
         if counts[slot] == 0:
             keys[slot], firsts[slot] = key, at
         counts[slot] += 1
-        if counts[slot] > most or (counts[slot] == most and firsts[slot] < first):
-            most = counts[slot]
+        if counts[slot] > max_count or (counts[slot] == max_count and firsts[slot] < first):
+            max_count = counts[slot]
             first = firsts[slot]
     characters = n - 1
-    for place in range(first, first + n):
-        characters += lengths[place]
-    return characters * most
+    for position in range(first, first + n):
+        characters += lengths[position]
+    return characters * max_count
 
 
 @kernel
@@ -94,8 +94,8 @@ def _repeated_ngrams(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: 
         while used[slot] and keys[slot] != key:
             slot = (slot + np.uint64(1)) & mask
         if used[slot]:
-            for place in range(at, at + n):
-                characters += lengths[place]
+            for position in range(at, at + n):
+                characters += lengths[position]
             at += n
         else:
             keys[slot], used[slot] = key, 1

@@ -95,10 +95,10 @@ class Cuts:
         """Return the limits between the bands of a source, ascending."""
         return [self._limit(choice, source, band.min, band.quantile) for band in choice.bands[1:]]
 
-    def _limit(self, choice: Choice, source: str, least: float | None, quantile: float | None) -> float:
+    def _limit(self, choice: Choice, source: str, min_score: float | None, quantile: float | None) -> float:
         if quantile is not None:
             return self._limits[choice.name, choice.group(source), quantile]
-        return -np.inf if least is None else least
+        return -np.inf if min_score is None else min_score
 
 
 def is_kept(

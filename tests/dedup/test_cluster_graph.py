@@ -162,9 +162,9 @@ def test_members_of_an_index_have_no_text(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_large_cluster_is_refused(folder: Path, suffix: str) -> None:
     path = folder / f"DUP/clusters{suffix}"
-    with pytest.raises(UsageError, match=r"has 5 documents: 10 comparisons\. --most 4 .*give --most 5"):
-        cluster_graph(CHAIN[0], path, folder / "NORM", most=4)
-    assert len(cluster_graph(CHAIN[0], path, folder / "NORM", most=5)) == 5
+    with pytest.raises(UsageError, match=r"5 documents: 10 comparisons\. --max_documents 4 .*give --max_documents 5"):
+        cluster_graph(CHAIN[0], path, folder / "NORM", max_documents=4)
+    assert len(cluster_graph(CHAIN[0], path, folder / "NORM", max_documents=5)) == 5
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -44,7 +44,7 @@ def cut_plainly(text: str, unit: str) -> list[tuple[str, str]]:
     return units
 
 
-def plain_lines(texts: list[str], unit: str, keep: str, least: int, shortest: int, count_by: str) -> list[str]:
+def plain_lines(texts: list[str], unit: str, keep: str, min_count: int, shortest: int, count_by: str) -> list[str]:
     """What is left of each text."""
     counts = Counter[str]()
     first = dict[str, int]()
@@ -61,7 +61,7 @@ def plain_lines(texts: list[str], unit: str, keep: str, least: int, shortest: in
         for content, newline in units:
             key = content.strip()
             is_first = first[key] == number if count_by == "document" else key not in seen
-            is_repeat = len(key) >= shortest and counts[key] >= least
+            is_repeat = len(key) >= shortest and counts[key] >= min_count
             seen.add(key)
             last_is_gone = is_repeat and not (keep == "first" and is_first)
             if not last_is_gone:
@@ -91,9 +91,10 @@ def test_what_is_left_equals_a_plain_program(tmp_path: Path, unit: str, keep: st
         write(tmp_path / f"corpus/{name}/a.jsonl", [{"text": text} for text in half])
     texts = [*texts[::2], *texts[1::2]]  # in the order of the corpus
     assert all("".join(map("".join, cut_plainly(text, unit))) == text for text in texts)
-    left = plain_lines(texts, unit, keep, least=4, shortest=3, count_by=count_by)
+    left = plain_lines(texts, unit, keep, min_count=4, shortest=3, count_by=count_by)
     counts = remove_lines(
-        tmp_path / "corpus", tmp_path / "out", unit, OPTIONS, keep=keep, least=4, min_characters=3, count_by=count_by  # type: ignore[arg-type]
+        tmp_path / "corpus", tmp_path / "out", unit, OPTIONS,
+        keep=keep, min_count=4, min_characters=3, count_by=count_by,  # type: ignore[arg-type]
     )  # fmt: skip
     assert [document.text for document in read_corpus(tmp_path / "out")] == [text for text in left if text.strip()]
     assert counts.total("all of it repeated").documents == sum(not text.strip() for text in left)
@@ -138,7 +139,7 @@ def test_counted_by_documents_the_refrain_of_one_poem_stays(tmp_path: Path) -> N
     write(tmp_path / "corpus/book/a.jsonl", [{"text": poem}, *({"text": f"Poem {n}.\n{REFRAIN}"} for n in range(4))])
     for count_by, least, first, others in (("occurrence", 6, 1, 0), ("document", 6, 7, 4), ("document", 5, 7, 0)):
         target = tmp_path / f"{count_by}{least}"
-        remove_lines(tmp_path / "corpus", target, "line", OPTIONS, least=least, count_by=count_by)  # type: ignore[arg-type]
+        remove_lines(tmp_path / "corpus", target, "line", OPTIONS, min_count=least, count_by=count_by)  # type: ignore[arg-type]
         refrains = [document.text.count(REFRAIN) for document in read_corpus(target)]
         assert (refrains[0], sum(refrains[1:])) == (first, others)
 
@@ -149,7 +150,7 @@ def test_sources_are_left_alone(tmp_path: Path) -> None:
         write(tmp_path / f"corpus/{source}/a.jsonl", texts if source == "code" else texts[:5])
     counts = remove_lines(tmp_path / "corpus", tmp_path / "out", "line", OPTIONS, leave_alone=("code",))
     assert counts.total("changed").documents == 0  # of the five of the web: those of code do not count
-    remove_lines(tmp_path / "corpus", tmp_path / "less", "line", OPTIONS, leave_alone=("code",), least=5)
+    remove_lines(tmp_path / "corpus", tmp_path / "less", "line", OPTIONS, leave_alone=("code",), min_count=5)
     left = [(document.key.file[:3], "raise" in document.text) for document in read_corpus(tmp_path / "less")]
     assert sum(has for file, has in left if file == "cod") == 8 and sum(has for file, has in left if file == "web") == 1
     with pytest.raises(UsageError, match="--leave_alone: expected sources of the corpus, got 'cod'; did you mean code"):
@@ -160,7 +161,7 @@ def test_documents_without_repeats_keep_their_bytes(tmp_path: Path) -> None:
     rows = [{"text": f"  one {n}\n\n\n two {n} \n", "more": [n]} for n in range(9)]
     path = write(tmp_path / "corpus/web/a.jsonl", rows)
     for unit in ("line", "paragraph"):
-        remove_lines(tmp_path / "corpus", tmp_path / unit, unit, OPTIONS, least=2, min_characters=0)  # type: ignore[arg-type]
+        remove_lines(tmp_path / "corpus", tmp_path / unit, unit, OPTIONS, min_count=2, min_characters=0)  # type: ignore[arg-type]
         texts = [document.text for document in read_corpus(tmp_path / unit)]
         assert texts == [row["text"] for row in rows] and path.exists()
 
@@ -170,7 +171,7 @@ def test_sources_alone_or_together(tmp_path: Path) -> None:
         write(tmp_path / f"corpus/{source}/x.jsonl", [{"text": f"{source}{n}\nnotice of all"} for n in range(3)])
     for scope, kept in (("global", 1), ("per-source", 6)):
         target = tmp_path / scope
-        remove_lines(tmp_path / "corpus", target, "line", OPTIONS, least=4, min_characters=5, scope=scope)  # type: ignore[arg-type]
+        remove_lines(tmp_path / "corpus", target, "line", OPTIONS, min_count=4, min_characters=5, scope=scope)  # type: ignore[arg-type]
         assert sum("notice" in document.text for document in read_corpus(target)) == kept
 
 
@@ -217,13 +218,13 @@ def test_a_run_leaves_repeated_lines_out(tmp_path: Path) -> None:
         [{"text": f"{text}\nShare this page with all your friends!"} for text in documents[:50]],
     )
     config = RunConfig(
-        corpus, tmp_path / "out", workers=1, lines=Lines("line", least=9), mix=Mix(holdout=0.05),
+        corpus, tmp_path / "out", workers=1, lines=Lines("line", min_count=9), mix=Mix(holdout=0.05),
         tokenizer=Tokenizer(vocab_size=420),
     )  # fmt: skip
     funnel = run(config)
     assert funnel is not None and clean_corpus(config) == tmp_path / "out/lines"
     assert sum("Share this page" in document.text for document in read_corpus(clean_corpus(config))) == 1
-    with pytest.raises(UsageError, match=r"--lines.least has no effect with --lines.unit none; try --lines.unit line"):
-        run(replace(config, out=tmp_path / "other", lines=Lines(least=3)))
+    with pytest.raises(UsageError, match=r"--lines.min_count has no effect with --lines.unit none; try --lines.unit"):
+        run(replace(config, out=tmp_path / "other", lines=Lines(min_count=3)))
     with pytest.raises(UsageError, match=r"expected 2 or more, got 1; try 6"):
-        run(replace(config, out=tmp_path / "other", lines=Lines("line", least=1)))
+        run(replace(config, out=tmp_path / "other", lines=Lines("line", min_count=1)))

@@ -246,7 +246,7 @@ def test_losses_are_compared_with_the_median_of_the_others() -> None:
         counts.add(source, "duplicate", 1, lost)
     assert list(warn_of_losses(counts)) == ["b"]
     assert list(warn_of_losses(counts, times=1.2)) == ["b", "c"]
-    assert list(warn_of_losses(counts, most=0.4, times=0)) == ["b"]
+    assert list(warn_of_losses(counts, max_share=0.4, times=0)) == ["b"]
     assert not warn_of_losses(counts, "short")
 
 

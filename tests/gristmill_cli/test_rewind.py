@@ -54,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     lines = (corpus / "own/a.jsonl").read_text().splitlines(keepends=True)
     (corpus / "own/a.jsonl").write_text("".join([*lines[:2], "no JSON\n", *lines[2:]]))
     config = RunConfig(
-        corpus, root / "out", workers=1, max_malformed=0.1, filter=Filter(100), lines=Lines(unit="line", least=3),
+        corpus, root / "out", workers=1, max_malformed=0.1, filter=Filter(100), lines=Lines(unit="line", min_count=3),
         dedup=Dedup(exact=True), mix=Mix({"book": 2.5}, holdout=0.05), tokenizer=Tokenizer(vocab_size=420),
         scores={"size": ScoreOptions(function=f"{__name__}:score_by_size")},
     )  # fmt: skip

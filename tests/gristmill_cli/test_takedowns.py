@@ -113,14 +113,14 @@ def test_a_document_that_a_later_stage_removes_can_be_taken_down(tmp_path: Path)
     texts = texts_of(8)
     texts[1] = texts[3] = texts[4] = notice
     config = small_run(tmp_path, texts)
-    config = replace(config, lines=Lines(unit="line", least=2))
+    config = replace(config, lines=Lines(unit="line", min_count=2))
     run(config)
     ((_, fates),) = Tracer(config).find("web-3")
     assert fates[-2].stage == "remove_lines" and fates[-2].outcome.startswith("removed: ")
     listed = tmp_path / "take-down.txt"
     listed.write_text(take_down(config, "web-3"))
     assert listed.read_text().startswith("gone sha256:")
-    config = replace(config, keep_list=listed, lines=Lines(unit="line", least=1000))
+    config = replace(config, keep_list=listed, lines=Lines(unit="line", min_count=1000))
     run(config)
     ((_, fates),) = Tracer(config).find("web-3")
     assert fates[-1].outcome == "left out: in your list"

@@ -55,7 +55,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     (root / "own.toml").write_text("words = { min = 6 }\n")
     config = RunConfig(
         corpus, root / "out", workers=1, recipe=str(root / "own.toml"), max_malformed=0.1, filter=Filter(100),
-        lines=Lines(unit="line", least=3), dedup=Dedup(exact=True), mix=Mix({"book": 2.5, "c4": 0.5}, holdout=0.1),
+        lines=Lines(unit="line", min_count=3), dedup=Dedup(exact=True), mix=Mix({"book": 2.5, "c4": 0.5}, holdout=0.1),
         tokenizer=Tokenizer(vocab_size=420),
     )  # fmt: skip
     run(config)
@@ -197,7 +197,7 @@ def test_a_document_stays_down_when_its_row_or_file_is_another(tmp_path: Path, c
     listed = tmp_path / "take-down.txt"
     config = RunConfig(
         tmp_path / "corpus", tmp_path / "out", workers=1, recipe=str(rules), filter=Filter(0), max_malformed=0.1,
-        mix=Mix(holdout=0), until="mix", lines=Lines(unit="line", least=1000),
+        mix=Mix(holdout=0), until="mix", lines=Lines(unit="line", min_count=1000),
     )  # fmt: skip
     run(config)
     ((_, fates),) = Tracer(config).find("web-19")

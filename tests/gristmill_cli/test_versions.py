@@ -80,7 +80,7 @@ def written(finished: tuple[Path, Path, str], tmp_path_factory: pytest.TempPathF
     text = next(document.text for document in read_corpus(out / "normalized") if len(document.text) > 600)
     quiz.write_text(json.dumps({"question": text[200:500]}) + "\n")
     filter_quality(out / "normalized", folder / "quality", "gopher", options)
-    remove_lines(out / "normalized", folder / "lines", "line", options, least=2)
+    remove_lines(out / "normalized", folder / "lines", "line", options, min_count=2)
     remove_spans(out / "normalized", folder / "spans", 20, options)
     decontaminate(out / "normalized", folder / "decontaminated", (quiz,), options, policy="cut")
     generate_exact_pairs(out / "normalized", folder / "pairs" / "duplicate_pairs_exact.txt", options=options)

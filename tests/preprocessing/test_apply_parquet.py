@@ -102,7 +102,7 @@ def test_other_stages_write_the_same_records_and_tables(corpus: Path, tmp_path: 
     (tmp_path / "quiz.jsonl").write_text(json.dumps({"text": " ".join(f"of{number}" for number in range(20))}))
     function, more = {
         "filter_quality": (filter_quality, {"recipe": str(tmp_path / "own.toml")}),
-        "remove_lines": (remove_lines, {"min_characters": 0, "least": 2}),
+        "remove_lines": (remove_lines, {"min_characters": 0, "min_count": 2}),
         "remove_spans": (remove_spans, {"min": 16}),
         "decontaminate": (decontaminate, {"against": (tmp_path / "quiz.jsonl",)}),
     }[stage]

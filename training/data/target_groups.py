@@ -83,8 +83,8 @@ class TargetGroups:
 
     def _read_sources(self, shard: int) -> NDArray[np.integer]:
         record = self.data.manifest.shards[shard]
-        place = np.array([self.sources.index(name) for name in record.sources], np.int64)
-        return place.astype(np.min_scalar_type(len(self.sources)))[read_sources(self._shards.local, record)]
+        numbers = np.array([self.sources.index(name) for name in record.sources], np.int64)
+        return numbers.astype(np.min_scalar_type(len(self.sources)))[read_sources(self._shards.local, record)]
 
 
 def range_names(bounds: Sequence[int]) -> list[str]:

@@ -126,7 +126,7 @@ def describe_stack(stack: Stack, gpu_busy: bool = False) -> Activity:
     """
     ours = [(frame, line) for frame, line in stack if _is_ours(frame)] or stack
     frame, line = ours[-1]
-    place = f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{line})"
+    function = f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{line})"
     words = list[str]()
     steps = [frame.f_locals["step"] for frame, _ in ours if isinstance(frame.f_locals.get("step"), int)]
     if steps:
@@ -140,7 +140,7 @@ def describe_stack(stack: Stack, gpu_busy: bool = False) -> Activity:
         words.append(f"{innermost.co_qualname} ({Path(innermost.co_filename).name}:{innermost_line})")
     if gpu_busy:
         words.append("its GPU at work")
-    text = f"{', '.join(words)} in {place}" if words else place
+    text = f"{', '.join(words)} in {function}" if words else function
     return Activity(waiting or gpu_busy, text)
 
 

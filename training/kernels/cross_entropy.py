@@ -202,9 +202,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return dx, dw, None, None, None, None
 
 
-def _equal_step(tokens: int, most: int) -> int:
+def _equal_step(tokens: int, max_tokens: int) -> int:
     """Tokens of a chunk, of `most` at most: of equal chunks if a few more make them equal, for one compiled shape."""
-    count = max(1, -(-tokens // most))
+    count = max(1, -(-tokens // max_tokens))
     count = next((n for n in range(count, 2 * count + 1) if tokens % n == 0), count)
     return max(1, -(-tokens // count))
 

@@ -42,23 +42,23 @@ class SparseMLP(nn.Module):
         """Of tokens of `padding`, (B, T) bool, only the shared experts' output."""
         chosen, weights, counts = self.router(x, padding)
         order = chosen.flatten().argsort(stable=True)  # (B T K,): numbers of (token, choice), by expert
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device)
+        slot_of_row = torch.empty_like(order)
+        slot_of_row[order] = torch.arange(len(order), device=order.device)
         k = chosen.shape[-1]
         leaves_out = self.router.config.capacity_factor > 0 or padding is not None
         if leaves_out:  # one row more, of zeros, is the output of all that no expert takes
             taken = int(counts.sum())
             order = F.pad(order[:taken], (0, 1))
-            place = place.clamp(max=taken)
-        tokens = Rows.apply(x.flatten(0, 1), order // k, place, k)
-        weights = Rows.apply(weights.flatten()[:, None].to(x.dtype), order, place, 1)
+            slot_of_row = slot_of_row.clamp(max=taken)
+        tokens = Rows.apply(x.flatten(0, 1), order // k, slot_of_row, k)
+        weights = Rows.apply(weights.flatten()[:, None].to(x.dtype), order, slot_of_row, 1)
         if leaves_out:
             tokens = tokens[:-1]
             weights = weights[:-1]
         outputs = self.dispatch(self.experts, tokens, weights, counts)
         if leaves_out:
             outputs = F.pad(outputs, (0, 0, 0, 1))
-        mixed = RowSums.apply(outputs, place, order // k, k).view_as(x)
+        mixed = RowSums.apply(outputs, slot_of_row, order // k, k).view_as(x)
         return self.output(mixed if self.shared is None else mixed + self.shared(x))
 
 

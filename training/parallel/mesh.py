@@ -162,11 +162,11 @@ def further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dic
 
     A rank in none of the groups is alone along each axis.
     """
-    place = (ranks == dist.get_rank()).nonzero().tolist()
+    coordinates = (ranks == dist.get_rank()).nonzero().tolist()
     axes = {}
     for dim, name in enumerate(names, 1):
         group = _own_group(ranks, dim, name, timeout) if ranks.shape[dim] > 1 else None
-        axes[name] = Axis(name, ranks.shape[dim], place[0][dim], group) if place else Axis(name, 1, 0, None)
+        axes[name] = Axis(name, ranks.shape[dim], coordinates[0][dim], group) if coordinates else Axis(name, 1, 0, None)
     return axes
 
 

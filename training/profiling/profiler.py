@@ -215,10 +215,10 @@ class Profiler(Plugin):
     def __init__(self, config: ProfileConfig, model: ParallelModel, names: Sequence[str], out_dir: Path) -> None:
         """`names` of all parameters. Raises UsageError for a rank that the run does not have."""
         world = model.world
-        most = max(config.ranks, default=0)
+        max_rank = max(config.ranks, default=0)
         require(
-            most < world.size,
-            f"profile.ranks has {most}, and the run has the ranks 0 to {world.size - 1}; try --profile.ranks 0",
+            max_rank < world.size,
+            f"profile.ranks has {max_rank}, and the run has the ranks 0 to {world.size - 1}; try --profile.ranks 0",
         )
         self.config = config
         self._trace = StepTrace(config, world.rank, world.device, out_dir)

@@ -197,11 +197,11 @@ def _open(
     kind = kinds.get(str(device).partition(":")[0], "auto")
     stack = ExitStack()
     atexit.register(stack.close)
-    place = stack.enter_context(init_distributed(kind))
+    world = stack.enter_context(init_distributed(kind))
     layout = ParallelConfig(tp=tp, pp=pp, ep=ep)
     allow_files([Path(code)] if code else [])
     path = Path(tokenizer) if tokenizer else None
-    model = open_language_model(Path(checkpoint), place, layout, precision, bool(ema), path)
+    model = open_language_model(Path(checkpoint), world, layout, precision, bool(ema), path)
     return GristmillLM(model, int(batch_size) if batch_size and str(batch_size).isdigit() else _BATCH_SIZE)
 
 

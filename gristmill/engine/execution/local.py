@@ -178,31 +178,31 @@ class LocalExecutor:
         arguments = (self.worker_lock, self._journal)
         self._pool = ProcessPoolExecutor(self.workers, context, _start_worker, arguments)
 
-    def _run_alone(self, call: Call, how: str, place: CurrentDocument | None) -> Any:
+    def _run_alone(self, call: Call, how: str, document: CurrentDocument | None) -> Any:
         """Run a call in which a worker has died, while no other runs, until it survives; return its result.
 
         Each attempt knows where those before it ended. Raises WorkerDied if that tells of no document.
         """
         known = KnownDeaths()
-        while known.add(place, how):
+        while known.add(document, how):
             future = self.submit(call, known)
             try:
                 return future.result()
             except (BrokenProcessPool, EOFError, ConnectionError):
                 number, _ = self._calls[future]
-                how, place = self._find_deaths().get(number, ("", None))
+                how, document = self._find_deaths().get(number, ("", None))
                 self._end_broken_pool()
             finally:
                 del self._calls[future]
-        raise WorkerDied(_describe_death(call, how, place, len(known.dead)))
+        raise WorkerDied(_describe_death(call, how, document, len(known.dead)))
 
     def _find_deaths(self) -> dict[int, tuple[str, CurrentDocument | None]]:
         """Return how workers died, and where, by the number of the call; not those that the pool ended then."""
         deaths = dict[int, tuple[str, CurrentDocument | None]]()
         for slot, worker in enumerate(self._started):
             if self._journal and worker.exitcode not in (None, 0, -signal.SIGTERM, TERMINATED):
-                number, place = self._journal.read(slot)
-                deaths[number] = how_ended([worker]), place
+                number, document = self._journal.read(slot)
+                deaths[number] = how_ended([worker]), document
         return deaths
 
     def _end_broken_pool(self) -> None:
@@ -220,19 +220,19 @@ def _has_result(future: Future[Any]) -> bool:
     return future.done() and future.exception() is None
 
 
-def _describe_death(call: Call, how: str, place: CurrentDocument | None = None, deaths: int = 0) -> str:
+def _describe_death(call: Call, how: str, document: CurrentDocument | None = None, deaths: int = 0) -> str:
     """Return where a worker died, and why that may be: by how it ended, and whether it ran a user's function.
 
     `deaths`: on so many documents workers died before, and these were to be set aside.
     """
     inner = call.arguments.get("call", call)  # of a process that shares its tasks
     where = f" in {call.foreign}" if call.foreign else ""
-    if place:
-        name = place.label.rpartition("+")[0]
-        if place.row == READING:
+    if document:
+        name = document.label.rpartition("+")[0]
+        if document.row == READING:
             return _describe_death_of_reader(name, how, call.sets_aside)
-        soon = "" if place.is_alone else " or soon after"
-        where += f" on {name}, row {place.row}{soon}"
+        soon = "" if document.is_alone else " or soon after"
+        where += f" on {name}, row {document.row}{soon}"
     elif isinstance(inner, Call) and inner.task_run:
         where += f" in the task {inner.task_run.task.name} of {inner.task_run.run}"
     if deaths > MAX_DEATHS:
@@ -246,7 +246,7 @@ def _describe_death(call: Call, how: str, place: CurrentDocument | None = None, 
             "it ended its own process (os._exit(), a signal, or a crash in a C library), or the machine ran out of "
             "memory; in that case try fewer --workers"
         )
-        if place and not call.sets_aside:
+        if document and not call.sets_aside:
             advice += ". With --max_failed 0.001 so many documents on which that happens are set aside"
         return f"{reason}: {advice}"
     return (

@@ -37,12 +37,12 @@ class KnownDeaths:
     dead: dict[tuple[str, int], str] = field(default_factory=dict)
     suspected: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def add(self, place: CurrentDocument | None, how: str) -> bool:
+    def add(self, document: CurrentDocument | None, how: str) -> bool:
         """Add where and how a worker died; return whether another attempt can tell more, or leave the document out."""
-        if place is None:
+        if document is None:
             return False
-        at = (place.label, place.row)
-        if place.is_alone:
+        at = (document.label, document.row)
+        if document.is_alone:
             self.dead[at] = how
             return len(self.dead) <= MAX_DEATHS
         self.suspected[at] = self.suspected.get(at, 0) + 1

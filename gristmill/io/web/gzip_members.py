@@ -126,10 +126,10 @@ def _next_member(file: BinaryIO, start: int) -> tuple[int | None, bool]:
     while data := file.read(CHUNK):
         window = tail + data
         for match in _MEMBER.finditer(window):
-            place = at - len(tail) + match.start()
-            beginning = _beginning_of(file, place)
+            member_start = at - len(tail) + match.start()
+            beginning = _beginning_of(file, member_start)
             if beginning == _FIRST:
-                return place, has_others
+                return member_start, has_others
             has_others = has_others or bool(beginning)
         at += len(data)
         tail = window[-3:]  # a byte less than what begins a member
@@ -137,9 +137,9 @@ def _next_member(file: BinaryIO, start: int) -> tuple[int | None, bool]:
     return None, has_others
 
 
-def _beginning_of(file: BinaryIO, place: int) -> bytes:
+def _beginning_of(file: BinaryIO, start: int) -> bytes:
     """Return the first bytes of the content of a member that may begin at a place; none where there is no member."""
-    file.seek(place)
+    file.seek(start)
     try:
         return zlib.decompressobj(31).decompress(file.read(_PROBE), len(_FIRST))
     except zlib.error:

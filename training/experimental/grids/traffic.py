@@ -231,9 +231,9 @@ class GridFormulas(Experiment):
         """Return the traffic of each module, times the passes."""
         times = self.layout.micro_batches
         sequences = inputs.sequences // (times * self.layout.batch_shards)
-        place = self._place(inputs.rank["tp"])
+        coordinates = self._place(inputs.rank["tp"])
         tokens = sequences * inputs.seq_len
-        sizes = GridSizes(inputs.config, self.side, *place, tokens, inputs.itemsize, inputs.wide, sequences)
+        sizes = GridSizes(inputs.config, self.side, *coordinates, tokens, inputs.itemsize, inputs.wide, sequences)
         traffic = CubeTraffic(sizes) if self.is_cube else GridTraffic(sizes)
         for stage in inputs.stages:
             layers = len(inputs.stage_layers[stage])

@@ -83,13 +83,13 @@ class Rendezvous:
         """Let another process be this replica."""
         self._entry.close()
 
-    def last_shared(self, least: int = 0) -> int:
-        """Return the last round whose shared weights are there; 0 if there is none. Raises InputError below `least`."""
+    def last_shared(self, min_round: int = 0) -> int:
+        """Return the last round whose shared weights are there; 0 if there is none. Raises InputError below `min_round`."""
 
         def find() -> int:
-            if (last := self._last()) < least:
+            if (last := self._last()) < min_round:
                 raise InputError(
-                    f"the files of round {least} in {self.folder} are gone or damaged, which replica "
+                    f"the files of round {min_round} in {self.folder} are gone or damaged, which replica "
                     f"{self.config.number} needs; stop all replicas and start them again, the one with the latest "
                     "checkpoint first"
                 )

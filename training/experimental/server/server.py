@@ -115,9 +115,9 @@ class GradientServer:
     def most_workers(self) -> int:
         """Return how many have worked at the same time since the last call."""
         with self._changed:
-            most = self._most
+            max_workers = self._most
             self._most = len(self._workers)
-            return most
+            return max_workers
 
     def close(self) -> None:
         """Tell the workers that all is done, or that the server stops, and stop listening."""

@@ -54,11 +54,11 @@ class ExpertDispatch:
         expert = torch.arange(by_source.shape[1], device=x.device).repeat(size)
         expert = expert.repeat_interleave(received, output_size=len(rows))
         order = expert.argsort(stable=True)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device)
-        of_experts = (Rows.apply(each, order, place, 1) for each in (rows, shares))
+        slot_of_row = torch.empty_like(order)
+        slot_of_row[order] = torch.arange(len(order), device=order.device)
+        of_experts = (Rows.apply(each, order, slot_of_row, 1) for each in (rows, shares))
         outputs = experts(*of_experts, by_source.sum(0))
-        return self._to_ranks(Rows.apply(outputs, place, order, 1), leaving, arriving)
+        return self._to_ranks(Rows.apply(outputs, slot_of_row, order, 1), leaving, arriving)
 
     def _to_ranks(self, x: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
         """Rows of all ranks for this one, in the order of the ranks: `arriving` from each, of `leaving` to each."""

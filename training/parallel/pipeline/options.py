@@ -88,23 +88,23 @@ class PipelineOptions:
             f"parallel.virtual_stages is {self.virtual_stages}; schedule {self.schedule} is defined for "
             f"{per_rank or '2 or more'} stages per rank; try --parallel.virtual_stages {per_rank or 2}",
         )
-        most = model.layers // self.virtual_stages
+        max_stages = model.layers // self.virtual_stages
         require_size(
             model.layers >= self.stages,
             f"model.layers {model.layers} cannot fill {self.stages} pipeline stages ({self.pp} ranks x "
             f"{self.virtual_stages})",
             "pp",
-            range(most, 0, -1),
+            range(max_stages, 0, -1),
             f"--model.layers {self.stages}",
         )
 
     def _check_micro_batches(self, pipeline: PipelineSchedule) -> None:
         count = self.micro_batches
-        least = pipeline.least_micro_batches(self.pp, self.stages)
+        min_count = pipeline.least_micro_batches(self.pp, self.stages)
         require(
-            count >= least,
+            count >= min_count,
             f"parallel.micro_batches {count} are too few: schedule {self.schedule} of {self.stages} stages takes "
-            f"{least} or more; try --parallel.micro_batches {least}",
+            f"{min_count} or more; try --parallel.micro_batches {min_count}",
         )
         rounds = max(1, count // self.pp)
         require(
