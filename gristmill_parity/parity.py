@@ -34,7 +34,7 @@ def parity(
     docs/concepts/parallelism.md.
 
     Args:
-        full: Run every possible layout (takes many minutes) instead of a set that covers all pairs of options.
+        full: Run every possible layout (takes most of an hour) instead of a set that covers all pairs of options.
         processes: Maximum number of processes of a layout; by default 8, and 16 for some rows of --full.
         device: Where to train. If there are fewer GPUs than processes, processes share them, through gloo.
         out: Also write the table to this file: Markdown if it ends in .md, JSON if in .json.

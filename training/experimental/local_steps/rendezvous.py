@@ -84,7 +84,7 @@ class Rendezvous:
         self._entry.close()
 
     def last_shared(self, min_round: int = 0) -> int:
-        """Return the last round whose shared weights are there; 0 if there is none. Raises InputError below `min_round`."""
+        """Return the last round whose shared weights are there; 0 if there is none. InputError below `min_round`."""
 
         def find() -> int:
             if (last := self._last()) < min_round:
