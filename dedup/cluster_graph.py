@@ -355,7 +355,7 @@ def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarit
 
 @kernel
 def _compare_all(members: np.ndarray, starts: np.ndarray, marks: np.ndarray, similarities: np.ndarray) -> None:
-    """Fill `found` (n × n) with the Jaccard similarities of the sets members[starts[i] : starts[i + 1]].
+    """Fill `similarities` (n × n) with the Jaccard similarities of the sets members[starts[i] : starts[i + 1]].
 
     Members are indices of `marks` (scratch, all 0): those of one set are marked, and counted in each other set.
     """

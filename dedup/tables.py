@@ -52,7 +52,7 @@ def as_table(texts: Any, text: str) -> Table:
 
 
 def batches(indices: Indices) -> Iterator[Indices]:
-    """Slices of indices of texts that are read together."""
+    """Return the slices of indices of texts that are read together."""
     return (indices[start : start + _BATCH] for start in range(0, len(indices), _BATCH))
 
 

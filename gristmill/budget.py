@@ -194,7 +194,7 @@ _GATE: ContextVar[_Gate | None] = ContextVar("memory_gate", default=None)
 
 
 def usable_cores(process: Path = _PROCESS) -> int:
-    """Cores that this process may run on, at least one; a quota of 1.5 cores is one.
+    """Return the cores that this process may run on, at least one; a quota of 1.5 cores is one.
 
     The control groups are those that `process`, its folder in /proc, names.
     """
@@ -210,7 +210,7 @@ def usable_cores(process: Path = _PROCESS) -> int:
 
 
 def free_memory(process: Path = _PROCESS) -> int:
-    """Bytes that this process and its workers may still take: free on the machine, and in its control groups.
+    """Return bytes that this process and its workers may still take: free on the machine, and in its control groups.
 
     The control groups are those that `process`, its folder in /proc, names.
     """
@@ -225,7 +225,7 @@ def free_memory(process: Path = _PROCESS) -> int:
 
 
 def _cached(folder: Path) -> int:
-    """Bytes of files in memory, which the kernel gives back when memory is needed, also in the groups below."""
+    """Return bytes of files in memory, which the kernel gives back when memory is needed, also in the groups below."""
     fields = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
     return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
 

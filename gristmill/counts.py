@@ -331,7 +331,7 @@ class Counts(msgspec.Struct):
 def warn_of_losses(
     counts: Counts, of: str = "", max_share: float = SOURCE_LOSS, times: float = TIMES_MEDIAN, what: str = "source"
 ) -> dict[str, str]:
-    """Return sources that lose more than `most` of their documents, or far more than the median, with a sentence each.
+    """Return sources that lose over `max_share` of their documents, or far more than the median, with a sentence each.
 
     Lost is what was read and neither written nor held out, or only what left by the reason `of`. The sources may
     be other parts of a corpus, as `what` says. A limit of 0 is none.

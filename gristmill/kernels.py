@@ -74,7 +74,10 @@ class Kernel:
 
 
 def is_compiled(dispatcher: Any, *arguments: Any) -> bool:
-    """Whether this process or the cache has a kernel compiled for arguments of such types; without any, for some."""
+    """Return whether this process or the cache has a kernel compiled for arguments of such types.
+
+    Without such arguments: for some.
+    """
     types = tuple(dispatcher.typeof_pyval(argument) for argument in arguments)
     if types in dispatcher.overloads or (not arguments and dispatcher.overloads):
         return True  # without asking LLVM, whose lock another thread may have held when this process was forked
@@ -98,7 +101,7 @@ def note_compilation(dispatcher: Any, *arguments: Any, seconds: int, quiet: bool
 
 
 def cache_folders() -> Iterator[Path]:
-    """Folders of compiled kernels: NUMBA_CACHE_DIR if it is set, else inside this package, and the user's cache.
+    """Yield folders of compiled kernels: NUMBA_CACHE_DIR if it is set, else inside this package, and the user's cache.
 
     All are read; a kernel is written to the first that can be written.
     """
@@ -115,7 +118,7 @@ def cache_folders() -> Iterator[Path]:
 
 
 def kernel_name(function: Callable[..., Any]) -> str:
-    """Name of a kernel in the cache: <module>.<function>."""
+    """Return the name of a kernel in the cache: <module>.<function>."""
     return f"{function.__module__}.{function.__qualname__}".replace("<locals>", "locals")
 
 

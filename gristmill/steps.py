@@ -104,12 +104,12 @@ class DocumentStep(ABC):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Distributions whose versions decide what it says; see gristmill.engine.task.LIBRARIES."""
+        """Return the distributions whose versions decide what it says; see gristmill.engine.task.LIBRARIES."""
         return ()
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Facts of earlier steps that it reads."""
+        """Return the facts of earlier steps that it reads."""
         return ()
 
     @property

@@ -46,7 +46,7 @@ class Estimate:
     stages: list[StageCost]
 
     def to_json(self) -> str:
-        """JSON: the corpus, the sample, the stages, and their total."""
+        """Return JSON: the corpus, the sample, the stages, and their total."""
         total = {key: value for key, value in asdict(self.total).items() if key != "name"}
         return json.dumps({**asdict(self), "total": {**total, "dollars": self.dollars}}, indent=2)
 
@@ -99,7 +99,7 @@ _SHORT_NAMES = {stage.name: stage.command for stage in STAGES if stage.command}
 
 
 def explanation(estimate: Estimate, given: float | None, core_price: float, storage_price: float) -> str:
-    """Sentences: the sum, what isn't linear, the prices, and what the sample was.
+    """Return the sentences: the sum, what isn't linear, the prices, and what the sample was.
 
     `given` is the fraction of duplicates, if one was; prices are of a core for an hour and of a TB for a month.
     """

@@ -166,7 +166,7 @@ def _torch_first(extras: Sequence[str]) -> list[str]:
 
 
 def _advice() -> list[str]:
-    """Commands that would change what is lacking."""
+    """Return the commands that would change what is lacking."""
     lines = [""]
     if lacking := [extra for extra in EXTRAS if missing(extra)]:
         lines += _torch_first(lacking)

@@ -209,7 +209,9 @@ def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path
 
 
 def documents_of(file: CorpusFile, refused: Counts) -> Iterator[tuple[bytes, int]]:
-    """The documents of a file as JSON with the field `text`, and the bytes of their texts; a remote file is fetched.
+    """Yield the documents of a file as JSON with the field `text`, and the bytes of their texts.
+
+    A remote file is fetched.
 
     All that is read, and what is malformed, is counted in `refused`.
     """

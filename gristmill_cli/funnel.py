@@ -40,7 +40,7 @@ _RULES = "rules"  # column of all rules of a recipe
 
 
 def at_folder(warnings: Iterable[str], out: Path) -> list[str]:
-    """Warnings with the path of the run's folder, which they name OUT in records: it may be moved."""
+    """Return the warnings with the path of the run's folder, which they name OUT in records: it may be moved."""
     folder = shlex.quote(spell_urls(str(out)))
     return [_OUT.sub(lambda _: folder, line) for line in warnings]
 

@@ -191,7 +191,7 @@ def _prompts(config: GenerateConfig, is_dialogue: bool) -> Iterator[str]:
 
 
 def _asked_lines(what: str) -> Iterator[bytes]:
-    """Lines that are typed at a terminal, up to Ctrl-D."""
+    """Yield the lines that are typed at a terminal, up to Ctrl-D."""
     print(f"Type {what}, or Ctrl-D to end.", file=sys.stderr)
     while True:
         print("> ", end="", file=sys.stderr, flush=True)

@@ -344,12 +344,12 @@ class RunConfig(RunOptions, _Corpus):
 
     @property
     def signatures(self) -> Path:
-        """Folder of the signatures."""
+        """Return the folder of the signatures."""
         return self.out / "minhash"
 
     @property
     def weights(self) -> dict[str, float]:
-        """Epochs per source, as the mix or the sources' own tables give them. Raises UsageError if both do."""
+        """Return epochs per source, as the mix or the sources' own tables give them. Raises UsageError if both do."""
         own = {name: source.weight for name, source in self.sources.items() if source.weight is not None}
         if twice := sorted(own.keys() & self.mix.weights.keys()):
             raise UsageError(f"the source {twice[0]!r} has a weight in [sources] and in [mix.weights]: give one")
@@ -370,13 +370,13 @@ class RunConfig(RunOptions, _Corpus):
 
     @property
     def sketch(self) -> Sketch:
-        """Parameters of the signatures. Raises UsageError for a value out of range."""
+        """Return the parameters of the signatures. Raises UsageError for a value out of range."""
         spec = self.dedup
         return Sketch(spec.hash, spec.width, spec.permutations, spec.seed, spec.unit)
 
     @property
     def run_options(self) -> RunOptions:
-        """Resources and limits of every stage."""
+        """Return the resources and limits of every stage."""
         return RunOptions(**{it.name: getattr(self, it.name) for it in fields(RunOptions)})
 
 

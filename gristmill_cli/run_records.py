@@ -222,7 +222,7 @@ def _spell(value: Any) -> str:
 
 
 def stage_positions(config: RunConfig, names: Sequence[str]) -> tuple[int, int]:
-    """Positions of the first stage (--from) and after the last one (--until) among a run's stages.
+    """Return the positions of the first stage (--from) and after the last one (--until) among a run's stages.
 
     Raises UsageError if one is not among them, or if they are in the wrong order.
     """
@@ -235,7 +235,10 @@ def stage_positions(config: RunConfig, names: Sequence[str]) -> tuple[int, int]:
 
 
 def choose_stages(config: RunConfig, stages: Sequence[StageSpec]) -> tuple[int, int]:
-    """The `stage_positions` of a run. Raises UsageError if a stage before --from has not finished as it is set now."""
+    """Return the `stage_positions` of a run.
+
+    Raises UsageError if a stage before --from has not finished as it is set now.
+    """
     first, end = stage_positions(config, [stage.name for stage in stages])
     for stage in stages[:first]:
         record = load_record(config.out, stage.name)
@@ -250,7 +253,10 @@ def choose_stages(config: RunConfig, stages: Sequence[StageSpec]) -> tuple[int, 
 
 
 def plan_table(config: RunConfig, stages: Sequence[StageSpec]) -> Table:
-    """Table for --dry_run: each stage's output, settings and state. Raises UsageError as `choose_stages` does."""
+    """Return the table for --dry_run: each stage's output, settings and state.
+
+    Raises UsageError as `choose_stages` does.
+    """
     first, end = choose_stages(config, stages)
     table = Table("stage", "state", title="plan; nothing was run or written", box=None, pad_edge=False)
     is_current = True  # no stage so far is to run again

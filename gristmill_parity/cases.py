@@ -120,7 +120,7 @@ SPARSE: Mapping[str, Mapping[str, Any]] = {
 def small_model(
     preset: Preset, layers: int, heads: int = 48, dropout: float = 0.0, init_std: float = 0.2, sparse: str = ""
 ) -> ModelConfig:
-    """Configuration of a small model; its default number of heads is divisible by 2, 3, 4, 6 and 8.
+    """Return the configuration of a small model; its default number of heads is divisible by 2, 3, 4, 6 and 8.
 
     The default initial weights are large enough that every gradient matters. `sparse`: a name of SPARSE.
     """

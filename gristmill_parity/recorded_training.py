@@ -91,7 +91,7 @@ class StepRecorder(Plugin):
 
     @property
     def _copies_choose_experts(self) -> bool:
-        """True where ranks that share tokens choose experts: perturbed by each, they might choose otherwise."""
+        """Return True where ranks that share tokens choose experts: perturbed by each, they might choose otherwise."""
         return self.model.routing is not None and (self.model.layout.tp > 1 or self.places.is_grid)
 
     def _record(self, run: ReferenceRun) -> AbstractContextManager[Recorder]:

@@ -208,5 +208,5 @@ def initial_weights(case: Case) -> Named:
 
 
 def transformers_is_installed() -> bool:
-    """True where transformers can be imported."""
+    """Return True where transformers can be imported."""
     return importlib.util.find_spec("transformers") is not None

@@ -21,7 +21,7 @@ _LONGEST = 4.0  # times a rank's forward pass, of a message
 
 
 def pipeline_break_even(schedule: Schedule, ranks: int, micro_batches: int, costs: PassCosts) -> float | None:
-    """Seconds of a message between ranks at which `schedule` takes as long as 1F1B with the same messages.
+    """Return the seconds of a message between ranks at which `schedule` takes as long as 1F1B with the same messages.
 
     Schedules with several stages a rank send more messages, which take no time of the ranks, but delay the next stage.
     None if the schedule is as fast as 1F1B up to messages of four forward passes; 0 if it never is faster.

@@ -45,7 +45,7 @@ class LayoutFamily:
 
 
 def candidates(request: PlanRequest) -> Iterator[PlannedRun]:
-    """Every layout that divides GPUs, model and batch evenly, and that the trainer's own checks accept."""
+    """Yield every layout that divides GPUs, model and batch evenly, and that the trainer's own checks accept."""
     for family in families(request):
         for schedule in family.schedules:
             yield from family.runs(request, *schedule)

@@ -24,7 +24,7 @@ _SENT = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-al
 def collective_time(
     cluster: Cluster, constants: Constants, axis: RankAxis, operation: str, calls: float, size: float
 ) -> float:
-    """Seconds of `calls` collectives or messages along an axis, of `size` bytes together.
+    """Return the seconds of `calls` collectives or messages along an axis, of `size` bytes together.
 
     `size` as training/parallel/traffic_counter.py counts it. Rings of all ranks of a node share its cards: one rank's
     message crosses to the next node for all of a ring that are in the node. What an all-to-all sends to other nodes

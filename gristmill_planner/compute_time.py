@@ -69,7 +69,7 @@ def layer_work(
     model: ModelConfig, sequences: float, seq_len: int, parts: int = 1, shards: int = 1, flash: bool = True,
     tensor: str = "1d", ring: int = 1, ep: int = 1,
 ) -> RankWork:  # fmt: skip
-    """RankWork of one decoder layer, whose features are divided into t `parts`, and its experts over `ep` ranks.
+    """Return RankWork of one decoder layer, whose features are divided into t `parts`, and its experts over `ep` ranks.
 
     Of sparse and dense layers, and of those with a window and without, it is the mean.
 
@@ -209,7 +209,7 @@ def head_work(model: ModelConfig, sequences: float, seq_len: int, parts: int = 1
 
 
 def model_flops(model: ModelConfig, sequences: int, seq_len: int, recompute: str = "none") -> float:
-    """FLOPs of a step over `sequences`, backward pass and what is computed again included.
+    """Return the FLOPs of a step over `sequences`, backward pass and what is computed again included.
 
     72 B s L h² (1 + s / 6h + V / 12Lh) without recomputation, 96 B s L h² (1 + s / 6h + V / 16Lh) with all layers
     computed again (Narayanan et al. 2021, equation 3), for f = 4h; other shapes by their products.
@@ -221,7 +221,7 @@ def model_flops(model: ModelConfig, sequences: int, seq_len: int, recompute: str
 
 
 def layer_of_rank(run: PlannedRun) -> RankWork:
-    """RankWork of one decoder layer for a micro-batch."""
+    """Return the RankWork of one decoder layer for a micro-batch."""
     layout = run.layout
     parts = run.parts
     shards = parts if layout.on_grid else layout.sequence_shards
@@ -233,12 +233,12 @@ def layer_of_rank(run: PlannedRun) -> RankWork:
 
 
 def head_of_rank(run: PlannedRun) -> RankWork:
-    """RankWork of the output matrix and the loss for a micro-batch."""
+    """Return the RankWork of the output matrix and the loss for a micro-batch."""
     return head_work(run.model, rank_sequences(run), run.seq_len, run.parts, run.layout.tensor)
 
 
 def rank_sequences(run: PlannedRun) -> float:
-    """Sequences of a micro-batch on a rank; where it has some tokens of each, as many as these make."""
+    """Return the sequences of a micro-batch on a rank; where it has some tokens of each, as many as these make."""
     return run.micro_batch / (run.layout.cp * run.layout.batch_shards)
 
 

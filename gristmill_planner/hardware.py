@@ -54,7 +54,7 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """False for a CPU, which computes in float32, and needs no memory for CUDA."""
+        """Return False for a CPU, which computes in float32, and needs no memory for CUDA."""
         return self.element_bytes == 2
 
 

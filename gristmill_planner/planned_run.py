@@ -126,12 +126,12 @@ class PlannedRun:
 
     @cached_property
     def micro_batch(self) -> int:
-        """Sequences of a micro-batch."""
+        """Return the sequences of a micro-batch."""
         return self.batch // (self.layout.dp * self.layout.micro_batches)
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """Layers of each stage."""
+        """Return the layers of each stage."""
         stages = self.layout.stages
         return self.stage_layers or tuple((self.model.layers + stages - 1 - n) // stages for n in range(stages))
 
@@ -142,7 +142,7 @@ class PlannedRun:
 
     @cached_property
     def rank_layers(self) -> list[int]:
-        """Layers of each pipeline rank."""
+        """Return the layers of each pipeline rank."""
         return _layers_of_ranks(self.layers, self.layout.schedule, self.layout.pp, self.layout.virtual_stages)
 
 

@@ -35,7 +35,7 @@ WEIGHTS: dict[str, float] = {
 
 
 def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> dict[str, float]:
-    """Weight of every source: from `given` (a mapping, '', 'book=2.5,c4=1' or a .toml path), else from WEIGHTS.
+    """Return weight of every source: from `given` (a mapping, '', 'book=2.5,c4=1' or a .toml path), else from WEIGHTS.
 
     Raises UsageError for a source that the corpus does not have, or of a name that none can have; for a weight that is
     not from 0 to MAX_WEIGHT, or none above 0.
@@ -69,7 +69,9 @@ def source_amounts(
     weights: Mapping[str, float] | str,
     sources: Iterable[str],
 ) -> Amounts:
-    """The amounts of --bytes or of --tokens, in the forms that source_weights takes; of no source if neither is given.
+    """Return the amounts of --bytes or of --tokens, in the forms that source_weights takes.
+
+    There is no source if neither is given.
 
     Raises UsageError for both, or weights with them; for tokens without a tokenizer, or it alone; for a source that the
     corpus does not have, and an amount that is not above 0.

@@ -266,7 +266,7 @@ def count_documents(group: SliceGroup, index: IndexFiles, near: float, outputs: 
 
 
 def find_common(counted: FileSet, min_documents: int, output: Path) -> None:
-    """Task: write the keys that `least` documents or more have, ascending."""
+    """Task: write the keys that `min_documents` documents or more have, ascending."""
     total = np.empty(0, _KEY_COUNT)
     for start in range(0, len(counted.paths), 64):  # the sum has the benchmarks' keys at most
         parts = [total, *(np.load(path) for path in counted.paths[start : start + 64])]

@@ -44,6 +44,9 @@ def _count_kept(text: str) -> int:
 
 @lru_cache
 def _is_kept() -> NDArray[np.bool_]:
-    """Whether the matching form keeps a character: 65,536 UTF-16 units; halves of a character are not counted."""
+    """Return whether the matching form keeps a character: 65,536 UTF-16 units.
+
+    Halves of a character are not counted.
+    """
     units = map(chr, range(1 << 16))
     return np.array([not (it.isspace() or it in punctuation or "\ud800" <= it <= "\udfff") for it in units])

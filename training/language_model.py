@@ -186,7 +186,7 @@ def _copy_overlaps(target: Tensor, spec: ShardSpec, pieces: Sequence[tuple[Tenso
 
 
 def _within(inner: ShardSpec, outer: ShardSpec) -> tuple[slice, ...]:
-    """Index of one shard in another one that contains it."""
+    """Return the index of one shard in another one that contains it."""
     starts = [own - other for own, other in zip(inner.offset, outer.offset, strict=True)]
     return tuple(slice(start, start + size) for start, size in zip(starts, inner.size, strict=True))
 

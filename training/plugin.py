@@ -71,7 +71,7 @@ class Plugin:
         """A checkpoint is about to be saved."""
 
     def log_records(self) -> list[LogRecord]:
-        """Records for the log since the last call."""
+        """Return the records for the log since the last call."""
         return []
 
     def close(self) -> None:

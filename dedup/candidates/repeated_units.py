@@ -117,7 +117,7 @@ def join_units(
 def find_repeats(
     blocks: Iterable[NDArray], min_count: int, keep: KeepUnit, count_by: CountBy = "occurrence"
 ) -> Iterator[NDArray]:
-    """Yield the REPEATs among CORPUS_UNITs sorted by digest: all but the first, or all, of `least` equal units or more.
+    """Yield REPEATs among CORPUS_UNITs sorted by digest: of `min_count` equal units or more all but the first, or all.
 
     Counted by document, units of one document count once, and the first document keeps all of its own.
 

@@ -288,7 +288,7 @@ def count_shared(one: np.ndarray, other: np.ndarray, needed: int) -> int:
 
 @kernel
 def _differ_more(one: np.ndarray, other: np.ndarray, max_differing: int) -> bool:
-    """Return whether parity bits differ in more than `most` places, and so the sets in more than so many shingles."""
+    """Return whether more than `max_differing` parity bits differ, and so more shingles of the sets."""
     differing = np.uint64(0)
     for start in range(0, PARITY_WORDS, _BLOCK):
         for i in range(start, start + _BLOCK):

@@ -26,7 +26,10 @@ def rotate_left(value: np.uint32, bits: int) -> np.uint32:
 
 @kernel(inline="always")
 def load_word(data: np.ndarray, at: np.uintp) -> np.uint32:
-    """The four bytes from data[at] on, little-endian. `at` is unsigned: numba then skips the negative-index checks."""
+    """Return the four bytes from data[at] on, little-endian.
+
+    `at` is unsigned: numba then skips the negative-index checks.
+    """
     low = _U(data[at]) | (_U(data[at + np.uintp(1)]) << _U(8))
     return _U(low | (_U(data[at + np.uintp(2)]) << _U(16)) | (_U(data[at + np.uintp(3)]) << _U(24)))
 

@@ -64,7 +64,7 @@ Coefficients = NDArray[np.uint64]
 
 
 def draw_coefficients(scheme: int, permutations: int, seed: int) -> tuple[Coefficients, Coefficients]:
-    """Coefficients a and b of a scheme's hash functions, uint64, drawn from `seed` as datasketch draws them.
+    """Return the coefficients a and b of a scheme's hash functions, uint64, drawn from `seed` as datasketch draws them.
 
     One pair per permutation; for fss two, as it has up to two rounds per slot.
     """

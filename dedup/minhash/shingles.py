@@ -88,7 +88,7 @@ def _hash_texts(
 
 @kernel
 def _sort_unique(unsorted: np.ndarray, out: np.ndarray) -> int:
-    """Write the distinct values of `found` to `out`, ascending; return their number.
+    """Write the distinct values of `unsorted` to `out`, ascending; return their number.
 
     A bucket sort by the highest bits, with about as many buckets as values, almost sorts them, as hashes are
     uniform; an insertion sort does the rest.
@@ -129,7 +129,7 @@ def _insertion_sort_unique(out: np.ndarray) -> int:
 
 
 def digest_texts(texts: Sequence[str], on: MatchOn = "matching_form", salt: bytes = b"") -> NDArray[np.uint64]:
-    """128-bit digests (n × 2: high and low half) of the matching forms, or of the texts' bytes.
+    """Return the 128-bit digests (n × 2: high and low half) of the matching forms, or of the texts' bytes.
 
     A text whose matching form is empty is digested by its bytes. Equal texts have different digests under different
     salts.

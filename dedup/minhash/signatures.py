@@ -82,7 +82,7 @@ DATATROVE = Sketch(unit="word", width=5, permutations=112)
 
 
 def signatures(texts: Sequence[str], sketch: Sketch = Sketch()) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Signatures (texts × permutations, uint32) and the number of shingles of each text (int64).
+    """Return the signatures (texts × permutations, uint32) and the number of shingles of each text (int64).
 
     A text whose matching form is shorter than a shingle has 0 shingles and a signature full of EMPTY.
     Besides its results it needs about six times the memory of the longest text (fss: ten times). Releases the GIL.
@@ -154,7 +154,7 @@ def _parameters(sketch: Sketch) -> tuple[int, bool, bool | None, bool | None, bo
 
 
 def jaccard(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> float:
-    """Estimated Jaccard similarity of two documents: the fraction of slots in which their signatures (n) agree.
+    """Return estimated Jaccard similarity of two documents: the fraction of slots in which their signatures (n) agree.
 
     UsageError unless both have equally many slots, and one at least.
     """

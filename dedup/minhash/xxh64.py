@@ -78,7 +78,7 @@ def xxh64_fixed(words: np.ndarray, length: int, hashes: np.ndarray) -> None:
 
 @kernel
 def xxh64(data: np.ndarray, start: int, end: int) -> np.uint64:
-    """XXH64 of data[start:end] (uint8)."""
+    """Return the XXH64 of data[start:end] (uint8)."""
     at = np.uintp(start)
     last = np.uintp(end)
     length = end - start

@@ -113,7 +113,7 @@ class RunOptions:
 
     @property
     def processes(self) -> int:
-        """Number of worker processes, on a node with Ray. Raises UsageError if fewer than one was asked for."""
+        """Return number of worker processes, on a node with Ray. Raises UsageError if fewer than one was asked for."""
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers {self.workers}: expected 1 or more")
         cores = usable_cores()
@@ -123,7 +123,7 @@ class RunOptions:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory budget of all workers together, in bytes. Raises UsageError if `memory` is not a size."""
+        """Return the memory budget of all workers together, in bytes. Raises UsageError if `memory` is not a size."""
         if self.memory == "auto":
             return free_memory() // 2
         size = parse_size(self.memory, "--memory")
@@ -133,14 +133,14 @@ class RunOptions:
 
     @property
     def scratch_bytes(self) -> int | None:
-        """Size of the scratch folder in bytes; None: not limited. Raises UsageError if it is not a size."""
+        """Return the size of the scratch folder in bytes; None: not limited. Raises UsageError if it is not a size."""
         if not self.scratch_size:
             return None
         return parse_size(self.scratch_size, "--scratch_size")
 
     @property
     def memory_per_worker(self) -> int:
-        """Memory budget of one worker, in bytes."""
+        """Return the memory budget of one worker, in bytes."""
         return self.memory_bytes // self.processes
 
 

@@ -159,7 +159,7 @@ def paths_read_by(tasks: Iterable[Task]) -> Iterator[Path]:
 
 
 def _find_files(value: Any, files: dict[Path | FileSet, str]) -> None:
-    """Add every Path and FileSet in a value, at any depth, to `found`, with its name if it is in a corpus."""
+    """Add every Path and FileSet in a value, at any depth, to `files`, with its name if it is in a corpus."""
     if isinstance(value, CorpusFile | Slice):
         files[value.path] = value.name
     elif isinstance(value, Path | FileSet):

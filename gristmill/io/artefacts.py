@@ -35,7 +35,7 @@ _NAMES = {
 
 
 def is_table(path: Path) -> bool:
-    """True for the suffix of a Parquet table, False for that of a pickle. Raises UsageError for any other."""
+    """Return True for the suffix of a Parquet table, False for that of a pickle. Raises UsageError for any other."""
     if path.suffix not in (".pickle", ".pkl", ".parquet"):
         raise UsageError(f"{path}: expected a name that ends in .pickle (as SlimPajama's) or .parquet (a typed table)")
     return path.suffix == ".parquet"
@@ -68,7 +68,10 @@ def stream_table(path: Path, columns: Collection[str]) -> Iterator[pa.Table]:
 
 
 def integers(column: pa.Array | pa.ChunkedArray, name: str, path: Path) -> NDArray[np.int64]:
-    """The numbers of a column (n, int64), such as rows. InputError unless all are integers from 0 to 2^63 - 1."""
+    """Return the numbers of a column (n, int64), such as rows.
+
+    InputError unless all are integers from 0 to 2^63 - 1.
+    """
     if column.null_count or not pa.types.is_integer(column.type):
         raise InputError(f"{path}: column {name} is {column.type} with {column.null_count} nulls: expected integers")
     limits = pa.compute.min_max(column).as_py()

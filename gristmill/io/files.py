@@ -43,7 +43,7 @@ def stage_in(name: str) -> str:
 
 
 def rejects_path(output: Path) -> Path:
-    """Path of the file for malformed records found while writing `output`."""
+    """Return the path of the file for malformed records found while writing `output`."""
     return output.with_name(output.name + REJECTS_SUFFIX)
 
 

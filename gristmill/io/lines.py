@@ -97,7 +97,9 @@ def read_lines(path: Path, start: int = 0, end: int | None = None, limit: int = 
 
 
 def read_whole(path: Path, hold: MemoryReservation, limit: int = MAX_LINE_BYTES) -> bytes:
-    """The content of a file, decompressed; a CutLine if it is longer than `limit` bytes. Raises as read_lines does.
+    """Return the content of a file, decompressed.
+
+    A CutLine if it is longer than `limit` bytes. Raises as read_lines does.
 
     The memory of `hold` grows with it, and is the caller's to release.
     """
@@ -132,7 +134,10 @@ def without_mark(content: bytes) -> bytes:
 
 
 def damaged_stream(path: Path, last_good: str, error: CorruptStream) -> InputError:
-    """The error for a file that cannot be decompressed after `last_good`; a DamagedFile if not only memory lacked."""
+    """Return the error for a file that cannot be decompressed after `last_good`.
+
+    A DamagedFile if not only memory lacked.
+    """
     if "Allocation error" in str(error):  # of zstd: nothing is known of the file
         return InputError(f"cannot read {path}: there is too little memory ({error}). Give fewer --workers")
     return DamagedFile(
@@ -247,7 +252,7 @@ def _cut_line(beginning: bytes, size: int) -> CutLine:
 
 
 def line_starts(path: Path, step: int) -> list[tuple[int, int]]:
-    """(byte offset, row) of the first line that begins at or after each multiple of `step` bytes.
+    """Return (byte offset, row) of the first line that begins at or after each multiple of `step` bytes.
 
     The first is (0, 0). Reads the file, which is uncompressed, once, to count its lines.
     """

@@ -244,7 +244,7 @@ def _no_object(start: str) -> Malformed:
 
 
 def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
-    """(fields, end) of an object whose brace is just before `at`. Raises JSONDecodeError."""
+    """Return (fields, end) of an object whose brace is just before `at`. Raises JSONDecodeError."""
     fields: dict[str, Any] = {}
     at = _space(text, at)
     while not (text.startswith("}", at) and not fields):
@@ -287,7 +287,9 @@ def reject_one_value(path: Path, first_line: bytes) -> None:
 def read_csv(
     lines: Iterable[bytes], delimiter: str, encoding: str = "utf-8"
 ) -> tuple[list[str], Iterator[dict[str, str] | BadRecord]]:
-    """(columns, records) of the lines of a file; a BadRecord for a row in another encoding, or with too few or many
+    """Return (columns, records) of the lines of a file.
+
+    A BadRecord for a row in another encoding, or with too few or many
     values.
 
     A blank line has no record, and is no header. Raises CsvError for a header that is not UTF-8 and,

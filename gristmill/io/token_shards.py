@@ -401,7 +401,10 @@ def open_shards(folder: Path | str) -> tuple[Manifest, list[TokenShard]]:
 
 
 def _read_header(path: Path) -> tuple[np.dtype, int]:
-    """The dtype and the number of documents of an .idx file; raises InputError where its size does not fit them."""
+    """Return the dtype and the number of documents of an .idx file.
+
+    Raises InputError where its size does not fit them.
+    """
     with read_errors(path), path.open("rb") as file:
         head = file.read(IDX_HEADER.size)
         size = path.stat().st_size
@@ -420,7 +423,7 @@ def _read_header(path: Path) -> tuple[np.dtype, int]:
 
 
 def idx_bytes(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
-    """Contents of the .idx file for documents of these lengths, in tokens."""
+    """Return the contents of the .idx file for documents of these lengths, in tokens."""
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
     pointers = np.concatenate([np.zeros(1, np.int64), ends])[: len(lengths)]
     documents = np.arange(len(lengths) + 1, dtype=np.int64)

@@ -49,7 +49,7 @@ class Vocabulary:
     escape_whitespaces: bool = True
 
     def of_type(self, piece_type: PieceType) -> list[str]:
-        """Pieces of one type, in the order of their ids."""
+        """Return the pieces of one type, in the order of their ids."""
         return [piece for piece, own_type in zip(self.pieces, self.types, strict=True) if own_type == piece_type]
 
 
@@ -89,7 +89,7 @@ def _add_piece(vocabulary: Vocabulary, piece: dict[int, Any]) -> None:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """(field number, value) of every field of a message: an integer for a varint, bytes for all else."""
+    """Yield (field number, value) of every field of a message: an integer for a varint, bytes for all else."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -105,7 +105,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """(value, end) of the base-128 varint at byte `at`."""
+    """Return (value, end) of the base-128 varint at byte `at`."""
     value = shift = 0
     while True:
         byte = message[at]

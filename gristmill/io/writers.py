@@ -63,7 +63,7 @@ def open_jsonl_writer(path: Path) -> Iterator[Sink]:
 
 
 def zstd_compressor(level: int = ZSTD_LEVEL) -> zstandard.ZstdCompressor:
-    """Compressor for all .zst output; its frames have a checksum, so that readers detect damage."""
+    """Return a compressor for all .zst output; its frames have a checksum, so that readers detect damage."""
     return zstandard.ZstdCompressor(level=level, write_checksum=True)
 
 
@@ -114,7 +114,10 @@ def schema_of(pieces: Iterable[Path], name: str) -> pa.Schema:
 
 
 def merge_schemas(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
-    """One schema for records of all, by the names of their files. UsageError if a field has types that do not mix."""
+    """Return one schema for records of all, by the names of their files.
+
+    UsageError if a field has types that do not mix.
+    """
     merged = pa.schema([])
     for name, schema in schemas:
         try:

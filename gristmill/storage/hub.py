@@ -125,7 +125,10 @@ def find_file(name: ObjectName) -> FileInfo | None:
 
 
 def stream(name: ObjectName, start: int, end: int | None) -> Iterator[tuple[FileInfo, bytes]]:
-    """The bytes of a file from `start` to `end`, by one request, in chunks with its FileInfo; the first is empty."""
+    """Yield the bytes of a file from `start` to `end`, by one request, in chunks with its FileInfo.
+
+    The first is empty.
+    """
     with hub_library(name):
         from huggingface_hub.utils import build_hf_headers, http_stream_backoff
 

@@ -21,12 +21,12 @@ _IS_FLUSHED_LATER: ContextVar[bool] = ContextVar("is_flushed_later", default=Fal
 
 
 def partial_path(path: Path) -> Path:
-    """Temporary name of `path`, in the same folder, so that the rename is atomic."""
+    """Return the temporary name of `path`, in the same folder, so that the rename is atomic."""
     return path.with_name(path.name + PARTIAL)
 
 
 def unique_partial_path(path: Path) -> Path:
-    """Temporary name of `path`, unique to this call, as the worker of a killed run may still be writing."""
+    """Return the temporary name of `path`, unique to this call, as the worker of a killed run may still be writing."""
     return Path(f"{path}.{secrets.token_hex(4)}{PARTIAL}")
 
 
@@ -73,7 +73,7 @@ def concatenate(pieces: Iterable[Path], target: Path) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb", buffering=0) as file:
         start = file.read(_SMALL_BYTES)
         if len(start) < _SMALL_BYTES and not file.read(1):

@@ -36,7 +36,7 @@ _PROCESS = secrets.token_hex(8)  # in all leases of this process
 
 
 def lease_seconds() -> float:
-    """Seconds without a sign of life after which a process counts as dead; GRISTMILL_LEASE_SECONDS, or 30."""
+    """Return seconds without a sign of life after which a process counts as dead; GRISTMILL_LEASE_SECONDS, or 30."""
     return seconds_in("GRISTMILL_LEASE_SECONDS", 30, ", or give all processes of a run the same")
 
 
@@ -183,7 +183,7 @@ def _process_of(data: bytes) -> str:
 
 
 def _now() -> float:
-    """Seconds that go on while the machine sleeps."""
+    """Return the seconds that go on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -41,7 +41,7 @@ _Answer = TypeVar("_Answer")
 
 
 def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
-    """Every object below a folder: its name relative to the folder, sorted as bytes, and its FileInfo.
+    """Yield every object below a folder: its name relative to the folder, sorted as bytes, and its FileInfo.
 
     Empty objects whose names end in a slash, with which some programs mark folders, are left out.
     """
@@ -66,7 +66,7 @@ def _list(folder: Path) -> Iterator[tuple[str, FileInfo]]:
 
 
 def list_level(folder: Path) -> Level:
-    """Names of the folders, and of the objects with their FileInfo, directly in a folder."""
+    """Return the names of the folders, and of the objects with their FileInfo, directly in a folder."""
     name = object_name(folder)
     if known := kept_tree(name, _list):
         return known[0].level(known[1])

@@ -186,7 +186,7 @@ def _find_pairs(table: Path, is_meant: Callable[[dict[str, Any]], bool], max_pai
 
 
 def _push(heap: list[Any], item: Any, max_items: int) -> None:
-    """Add an item to a heap that keeps the largest ones, up to `most`."""
+    """Add an item to a heap that keeps the largest ones, up to `max_items`."""
     if len(heap) < max_items:
         heapq.heappush(heap, item)
     else:

@@ -159,7 +159,7 @@ class PlainOrder:
         return tokens.sequence(permuted(position, len(tokens), _key(f"{self.seed}/order/{name}{epoch}")))
 
     def _counts(self, number_in_mix: int) -> list[int]:
-        """Return how many of the first `place` sequences are of each set: its share of what sets before it leave."""
+        """Count the sequences of each set among the first `number_in_mix`: its share of what sets before it leave."""
         counts = []
         rest = number_in_mix
         for number, weight in enumerate(self.weights):

@@ -249,7 +249,7 @@ class Recorder:
 
     @staticmethod
     def _is_recorded(module: nn.Module) -> bool:
-        """False in an evaluation."""
+        """Return False in an evaluation."""
         return torch.is_grad_enabled() or module.training
 
     def _write_used(self, module: nn.Module, leaves: Sequence[tuple[str, str]]) -> None:

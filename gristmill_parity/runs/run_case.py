@@ -48,7 +48,7 @@ class RunCase(Case):
 
     @property
     def sends_tensors(self) -> bool:
-        """True: the trainer refuses ranks that share a GPU."""
+        """Return True: the trainer refuses ranks that share a GPU."""
         return True
 
     @property

@@ -280,7 +280,7 @@ class Benchmarks:
     def find(self, words: TextWords, min_ngrams: int = 1) -> list[Match]:
         """Return the places of items in the order of the text.
 
-        They are those of which it has `least` different n-grams or more, and near-duplicates that are not within such a
+        They are those of which it has `min_ngrams` different n-grams or more, and near-duplicates not within such a
         place of their item.
         """
         matches = list(self.find_exact(words, min_ngrams))
@@ -293,7 +293,7 @@ class Benchmarks:
         return sorted(matches, key=lambda match: (match.start, match.item))
 
     def find_exact(self, words: TextWords, min_ngrams: int) -> Iterator[Match]:
-        """Yield the runs of items of which a text has `least` different n-grams or more."""
+        """Yield the runs of items of which a text has `min_ngrams` different n-grams or more."""
         positions_of_runs = defaultdict[tuple[int, int, int], list[int]](list)
         ngrams = defaultdict[int, set[int]](set)
         for length, _, positions, firsts in self._hits(words):
@@ -377,7 +377,7 @@ def _mapped(path: Path, dtype: np.dtype) -> NDArray:
 
 
 def _runs(positions: list[int]) -> Iterator[tuple[int, int]]:
-    """Runs of consecutive numbers of an ascending list: the first of each, and the one after its last."""
+    """Yield the runs of consecutive numbers of an ascending list: the first of each, and the one after its last."""
     start = positions[0]
     for one, following in zip(positions, [*positions[1:], -1], strict=True):
         if following != one + 1:
@@ -386,7 +386,7 @@ def _runs(positions: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans in order, those that overlap as one."""
+    """Return the spans in order, those that overlap as one."""
     joined = list[tuple[int, int]]()
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:

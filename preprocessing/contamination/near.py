@@ -40,8 +40,8 @@ class NearSearch:
     """The search for items of which a share of the words is in n-grams of one place of a text.
 
     A place has at most `words / share` words, of `words` that the item has. Words of an item that are in no n-gram of
-    the index, as those of an instruction that many items share, count neither for it nor against it. At least `least`
-    words must be there, and `ignored` items are not looked for.
+    the index, as those of an instruction that many items share, count neither for it nor against it. At least
+    `min_ngrams` words must be there, and `ignored` items are not looked for.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class NearSearch:
         self._touched = np.empty(len(sizes), np.int64)
 
     def find(self, entries: NDArray[np.int64]) -> Iterator[NearPlace]:
-        """Yield the places in a text, of whose n-grams (n) `found` has the first entry in the index, or −1."""
+        """Yield the places in a text, of whose n-grams (n) `entries` has the first entry in the index, or −1."""
         count = _count_items(entries, self.keys, self.items, self._counts, self._touched)
         touched = np.sort(self._touched[:count])
         hits, self._counts[touched] = self._counts[touched], 0

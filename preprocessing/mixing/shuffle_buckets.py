@@ -344,17 +344,17 @@ class BucketManifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def manifest_path(folder: Path) -> Path:
-    """Path of the manifest in the folder that pass 1 wrote."""
+    """Return the path of the manifest in the folder that pass 1 wrote."""
     return folder / MANIFEST_NAME
 
 
 def part_path(folder: Path, part: int, number: int) -> Path:
-    """Path of a bucket file that holds rows of the parts from `part` on."""
+    """Return the path of a bucket file that holds rows of the parts from `part` on."""
     return folder / f"{part}-{number}{SUFFIX}"
 
 
 def parts_folder(folder: Path) -> Path:
-    """Folder of the bucket files of single parts, in the folder that pass 1 wrote."""
+    """Return the folder of the bucket files of single parts, in the folder that pass 1 wrote."""
     return folder / "parts"
 
 

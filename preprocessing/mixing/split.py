@@ -165,7 +165,7 @@ def _in_ranges(files: Sequence[BucketFile], share: Share, memory: int, output: P
 
 
 def _load(row_range: _Found, sources: Sequence[str], lines: LineBuffer) -> pa.RecordBatch:
-    """Rows: their lines, which are in `lines` until its next use, and their numbers.
+    """Return the rows: their lines, which are in `lines` until its next use, and their numbers.
 
     `source` is the number in `sources`. Each frame is copied and let go.
     """

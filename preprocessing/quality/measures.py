@@ -39,7 +39,7 @@ def _mix(hashes: NDArray[np.uint64], at: int, n: int) -> np.uint64:
 
 @kernel(inline="always")
 def _slots(entries: int) -> int:
-    """Slots of a hash table at most half full, a power of two."""
+    """Return the slots of a hash table at most half full, a power of two."""
     size = 4
     while size < 2 * entries:
         size *= 2
@@ -48,7 +48,10 @@ def _slots(entries: int) -> int:
 
 @kernel
 def _top_ngram(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -> int:
-    """Characters, spaces included, of all occurrences of the n-gram that a text has most often; 0 without any."""
+    """Return the characters, spaces included, of all occurrences of the n-gram that a text has most often.
+
+    It is 0 for a text without any.
+    """
     total = len(hashes) - n + 1
     if total <= 0:
         return 0
@@ -78,7 +81,7 @@ def _top_ngram(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -
 
 @kernel
 def _repeated_ngrams(hashes: NDArray[np.uint64], lengths: NDArray[np.int64], n: int) -> int:
-    """Characters, without spaces, of the n-grams that a text had before; they do not overlap."""
+    """Return the characters, without spaces, of the n-grams that a text had before; they do not overlap."""
     total = len(hashes) - n + 1
     if total <= 0:
         return 0
@@ -177,7 +180,7 @@ class TextMeasures:
         return (seen & ((1 << len(STOP_WORDS)) - 1)).bit_count()
 
     def sentences(self) -> int:
-        """Sentences of the lines: one begins after a mark that ends one, and each line ends one."""
+        """Return the sentences of the lines: one begins after a mark that ends one, and each line ends one."""
         return len(self.lines) + count_sentences(self.words)
 
     def short_lines(self) -> float:

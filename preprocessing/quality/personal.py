@@ -88,7 +88,7 @@ class PersonalRules:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Distributions whose versions decide what is found."""
+        """Return the distributions whose versions decide what is found."""
         numbers = ("python-stdnum",) if self.card or self.iban else ()
         return (*numbers, "phonenumbers") if self.phone else numbers
 

@@ -234,7 +234,7 @@ class Recipe:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Distributions whose versions decide what a rule finds."""
+        """Return the distributions whose versions decide what a rule finds."""
         named = LANGUAGE_LIBRARIES if any(isinstance(step, LanguageRule) for step in self.steps) else ()
         for step in self.steps:
             if isinstance(step, PersonalRules):
@@ -251,12 +251,15 @@ def _steps_of(steps: tuple[Step, ...], name: str, languages: Languages) -> tuple
 
 
 def shipped_recipes() -> list[str]:
-    """Names of the recipes of the package."""
+    """Return the names of the recipes of the package."""
     return sorted(path.stem for path in _SHIPPED.glob("*.toml"))
 
 
 def load_recipe(name: str) -> Recipe:
-    """A recipe of the package by its name, or of a TOML file. Raises UsageError that names the file and the key."""
+    """Return a recipe of the package by its name, or of a TOML file.
+
+    Raises UsageError that names the file and the key.
+    """
     return parse_recipe(read_recipe(name), name)
 
 

@@ -156,7 +156,7 @@ def split_piece(piece: str, rules: WordRules = ENGLISH) -> list[str]:
 
 
 def _join_pairs(words: list[str]) -> list[str]:
-    """Two signs that are one word, such as an emoticon, joined."""
+    """Return two signs that are one word, such as an emoticon, joined."""
     joined: list[str] = []
     for word in words:
         if joined and len(joined[-1]) + len(word) <= 4 and joined[-1] + word in _WHOLE:
@@ -175,7 +175,7 @@ def _is_one_word(word: str, rules: WordRules) -> bool:
 
 
 def _prefix(piece: str, start: int, end: int) -> int:
-    """Characters of the sign that begins a piece: 0 if none does."""
+    """Return the characters of the sign that begins a piece: 0 if none does."""
     first = piece[start]
     if first == "." and piece.startswith("..", start, end):
         stop = start
@@ -190,7 +190,7 @@ def _prefix(piece: str, start: int, end: int) -> int:
 
 
 def _suffix(piece: str, start: int, end: int) -> int:
-    """Characters of the sign that ends a piece: 0 if none does."""
+    """Return the characters of the sign that ends a piece: 0 if none does."""
     last = piece[end - 1]
     if piece.endswith((*_POSSESSIVE, "''"), start, end):
         return 2
@@ -217,7 +217,7 @@ def _suffix(piece: str, start: int, end: int) -> int:
 
 
 def _split_middle(word: str, rules: WordRules) -> list[str]:
-    """Words of a piece without the signs at its ends: contractions, and words around hyphens and the like."""
+    """Return words of a piece without the signs at its ends: contractions, and words around hyphens and the like."""
     if rules.contracts:
         words = _split_contractions(word)
         return words if len(words) > 1 or word == "and/or" else _split_infixes(word, rules)
@@ -228,7 +228,7 @@ def _split_middle(word: str, rules: WordRules) -> list[str]:
 
 
 def _split_contractions(word: str) -> list[str]:
-    """Words of an English word that may be two."""
+    """Return the words of an English word that may be two."""
     if word == "and/or":
         return [word]
     if word.isalpha():
@@ -253,7 +253,7 @@ def _infix_of(rules: WordRules) -> re.Pattern[str]:
 
 
 def _split_infixes(word: str, rules: WordRules) -> list[str]:
-    """Words around hyphens and the like."""
+    """Return the words around hyphens and the like."""
     if ("." in word or "/" in word) and len(word) <= 2048 and _URL.match(word):
         return [word]
     words = list[str]()

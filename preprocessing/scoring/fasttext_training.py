@@ -188,7 +188,7 @@ def find_features(
     first_bucket: int,
     features: NDArray[np.int64],
 ) -> int:
-    """Write the rows of a text's features to `found`; return how many there are."""
+    """Write the rows of a text's features to `features`; return how many there are."""
     count = 0
     for i in range(len(words)):
         if rows[words[i]] >= 0:

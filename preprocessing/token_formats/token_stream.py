@@ -85,7 +85,7 @@ class DocumentTally:
 
     @property
     def lengths(self) -> NDArray[np.int32]:
-        """Tokens of each document that has ended."""
+        """Return the tokens of each document that has ended."""
         lengths = np.concatenate([NO_ENDS, *self._lengths])
         if lengths.max(initial=0) > _LONGEST:
             pieces = [_pieces(int(length)) for length in lengths]

@@ -166,7 +166,7 @@ class Encoder:
 
 
 def _fallback_reason(vocabulary: Vocabulary) -> str:
-    """Reason that words of this model cannot be encoded separately; empty if they can."""
+    """Return the reason that words of this model cannot be encoded separately; empty if they can."""
     normal = set(vocabulary.of_type(PieceType.NORMAL))
     reserved = [piece for piece_type in _RESERVED for piece in vocabulary.of_type(piece_type)]
     if vocabulary.model_type != ModelType.BPE:
@@ -213,7 +213,7 @@ def _pairs(ids: dict[str, int]) -> tuple[list[tuple[int, int]], list[int]]:
 
 
 def _normalizer(vocabulary: Vocabulary, model: sentencepiece.SentencePieceProcessor) -> Callable[[str], str]:
-    """Function that normalises a text as the model asks, with spaces in place of U+2581."""
+    """Return a function that normalises a text as the model asks, with spaces in place of U+2581."""
     if vocabulary.has_charsmap or vocabulary.remove_extra_whitespaces:
         return lambda text: _unescape(model.normalize(text.encode()).decode())
     if not vocabulary.add_dummy_prefix:
@@ -228,7 +228,7 @@ def _unescape(text: str) -> str:
 
 
 def _concatenate(parts: list[NDArray[np.int32]], end_id: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """(ids, offsets) of all parts, each followed by `end_id` unless that is negative."""
+    """Return (ids, offsets) of all parts, each followed by `end_id` unless that is negative."""
     last = np.array([end_id] if end_id >= 0 else [], np.int32)
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) + len(last) for part in parts], out=offsets[1:])

@@ -113,7 +113,7 @@ class JsonEncoder:
                 raise EnginesDifferError(f"other ids from token {at} on of a text that begins {text[:40]!r}")
 
     def _probes(self) -> list[str]:
-        """Texts of many scripts, and of tokens of the vocabulary, side by side."""
+        """Return the texts of many scripts, and of tokens of the vocabulary, side by side."""
         size = self._tokenizer.vocab_size
         some = range(0, size, size // _PROBE_TOKENS + 1)
         words = [self._tokenizer.decode([i]) for i in some]
@@ -180,7 +180,7 @@ def new_encoder(path: Path) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:
 
 
 def count_tokens(tokenizer: Path, texts: Sequence[str]) -> int:
-    """Tokens of texts, without those that begin and end documents. Raises UsageError as load_encoder."""
+    """Return the tokens of texts, without those that begin and end documents. Raises UsageError as load_encoder."""
     return sum(count_tokens_of_each(tokenizer, texts))
 
 

@@ -192,7 +192,7 @@ def note_engines_that_differed(reports: Sequence[str]) -> None:
 
 
 def shard_prefix(tokens: Path) -> Path:
-    """Path of a shard without the suffix .bin."""
+    """Return the path of a shard without the suffix .bin."""
     return tokens.with_name(tokens.name.removesuffix(".bin"))
 
 

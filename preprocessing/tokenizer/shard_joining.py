@@ -53,7 +53,7 @@ def plan_token_shards(sizes: Sequence[int], target: int) -> list[list[int]]:
 
 
 def shard_name(number: int) -> str:
-    """Name of a shard by its number from 0, padded so that names sort.
+    """Return the name of a shard by its number from 0, padded so that names sort.
 
     >>> shard_name(7)
     'tokens_00007'
@@ -102,7 +102,7 @@ def _join_sources(prefixes: Sequence[Path], parts: Sequence[ShardRecord]) -> tup
 
 
 def blend(manifest: Manifest) -> str:
-    """Contents of data_path.txt, what Megatron-LM's --data-path takes: a line `<weight> <shard>` for each shard.
+    """Return contents of data_path.txt, what Megatron-LM's --data-path takes: a line `<weight> <shard>` for each shard.
 
     A weight is the number of tokens, so that all shards are read equally often. Names are relative to the folder of
     the shards, which may be moved. Empty shards, which Megatron-LM refuses, are left out.

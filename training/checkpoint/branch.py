@@ -198,7 +198,10 @@ def _jumps(before: float, now: float) -> bool:
 
 
 def _optim_of(stored: dict[str, Any], run: Path) -> OptimConfig:
-    """The optimizer's options that `run`, a run.json, holds. Raises InputError for values that they cannot have."""
+    """Return the optimizer's options that `run`, a run.json, holds.
+
+    Raises InputError for values that they cannot have.
+    """
     values = {option.name: stored[f"optim.{option.name}"] for option in fields(OptimConfig)}
     lengths = {key: stored[key] for key in ("steps", "decay_steps", "cooldown_steps")}
     if values["schedule"] == "constant":

@@ -63,7 +63,7 @@ def encode_record(record: CheckpointRecord) -> bytes:
 
 
 def checksum_of(fields: Mapping[str, Any]) -> str:
-    """SHA-256 of a record's fields but `checksum`, as JSON without spaces and with sorted keys."""
+    """Return the SHA-256 of a record's fields but `checksum`, as JSON without spaces and with sorted keys."""
     others = {name: value for name, value in fields.items() if name != "checksum"}
     return hashlib.sha256(msgspec.json.encode(others, order="sorted")).hexdigest()
 

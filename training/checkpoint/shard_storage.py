@@ -43,12 +43,12 @@ _ALLOWED_GLOBALS = {
 
 
 def parameter_key(name: str) -> str:
-    """Key of a parameter in a checkpoint."""
+    """Return the key of a parameter in a checkpoint."""
     return f"model.{name}"
 
 
 def optimizer_key(name: str, state: str) -> str:
-    """Key of one of a parameter's optimizer states in a checkpoint."""
+    """Return the key of one of a parameter's optimizer states in a checkpoint."""
     return f"optim.{name}.{state}"
 
 

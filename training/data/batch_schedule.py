@@ -75,11 +75,11 @@ class BatchSchedule:
         return cls([*sizes, (step, size)], epoch)
 
     def size(self, step: int) -> int:
-        """Sequences of the global batch of a step, from 0."""
+        """Return the sequences of the global batch of a step, from 0."""
         return self._segment(step).size
 
     def read(self, step: int) -> int:
-        """Sequences that were read before a step."""
+        """Return the sequences that were read before a step."""
         segment = self._segment(step)
         return segment.read + (step - segment.step) * segment.size
 
@@ -159,5 +159,5 @@ class BatchSplit:
 
     @property
     def batch_size(self) -> int:
-        """Sequences per step over all ranks, at the end of a ramp."""
+        """Return the sequences per step over all ranks, at the end of a ramp."""
         return self.dp_size * self.grad_accum_steps * self.micro_batch_size

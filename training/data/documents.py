@@ -62,7 +62,7 @@ class DocumentIndex:
         return spans.start[(spans.start >= start) & (spans.length > 0)]
 
     def positions(self, starts: Sequence[int] | NDArray[np.int64], length: int) -> Tensor:
-        """Positions in their document of the tokens of windows: (len(starts), length) int64.
+        """Return the positions in their document of the tokens of windows: (len(starts), length) int64.
 
         Window i is tokens starts[i] … starts[i] + length. The first document of a window counts from the window's
         start, though it may have started before: what it cannot see takes no positions.

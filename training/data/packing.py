@@ -90,7 +90,7 @@ class PackedSequences(DataSet):
         return targets
 
     def positions(self, indices: Indices) -> Tensor:
-        """Positions in pieces; padding is a piece."""
+        """Return the positions in pieces; padding is a piece."""
         out = np.empty((len(indices), self.length), np.int64)
         for row, index in zip(out, indices, strict=True):
             filled = 0
@@ -105,7 +105,7 @@ class PackedSequences(DataSet):
 
     @property
     def all_targets(self) -> int:
-        """Targets of all rows."""
+        """Return the targets of all rows."""
         if self.masks is not None:
             return self.masks.targets
         plan = self.plan
@@ -260,7 +260,7 @@ def pack_windows(
 def cut_documents(
     spans: DocumentSpans, capacity: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Starts and lengths, (pieces,) int64, of the documents' pieces of `capacity` tokens, and of their rests.
+    """Return starts and lengths, (pieces,) int64, of the documents' pieces of `capacity` tokens, and of their rests.
 
     A piece starts with the last token of the piece before, which was a target there only; the third array, (pieces,)
     bool, says which have one before. Empty documents have none.

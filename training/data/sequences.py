@@ -52,7 +52,7 @@ class Sequences(ABC):
     def __len__(self) -> int: ...
 
     def notes(self) -> list[str]:
-        """Lines for a run's header, such as how much is padding."""
+        """Return the lines for a run's header, such as how much is padding."""
         return []
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Sequences(ABC):
 
     @abstractmethod
     def positions(self, indices: Indices) -> Tensor:
-        """Positions of the first T of them in their documents: (len(indices), T) int64."""
+        """Return the positions of the first T of them in their documents: (len(indices), T) int64."""
 
     @abstractmethod
     def target_count(self, indices: Indices) -> int:
@@ -99,11 +99,11 @@ class DataSet(Sequences):
 
     @abstractmethod
     def token_spans(self, index: int) -> list[tuple[int, int]]:
-        """Starts and stops of the tokens of a sequence, in its order, counted over all shards concatenated."""
+        """Return starts and stops of the tokens of a sequence, in its order, counted over all shards concatenated."""
 
     @abstractmethod
     def target_spans(self, index: int) -> list[tuple[int, int]]:
-        """Starts and stops of the targets of a sequence, counted over all shards concatenated."""
+        """Return the starts and stops of the targets of a sequence, counted over all shards concatenated."""
 
 
 class TokenSequences(DataSet, Dataset[Tensor]):

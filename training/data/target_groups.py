@@ -45,7 +45,10 @@ class TargetGroups:
         return torch.from_numpy(np.stack([self._between(start, start + length) for start in starts]))
 
     def counts(self, indices: Indices) -> NDArray[np.int64]:
-        """How many targets of the sequences `indices`, at least one, each group has: (groups,). Raises InputError."""
+        """Return how many targets of the sequences `indices`, at least one, each group has: (groups,).
+
+        Raises InputError.
+        """
         return np.bincount(np.concatenate([self._row(int(index)) for index in indices]), minlength=self.count)
 
     def sources_of(self, count: int) -> set[int]:
@@ -88,7 +91,7 @@ class TargetGroups:
 
 
 def range_names(bounds: Sequence[int]) -> list[str]:
-    """Names of the ranges of lengths between `bounds`.
+    """Return the names of the ranges of lengths between `bounds`.
 
     >>> range_names([256, 1024])
     ['0-255', '256-1023', '1024-']

@@ -65,7 +65,7 @@ class TextSequences:
         return torch.from_numpy(self.ids[starts[:, None] + np.arange(self.length + 1)])
 
     def targets(self, _indices: Indices, tokens: Tensor) -> Tensor:
-        """Targets of sequences, whose `tokens` `batch` has read: all but the first of each."""
+        """Return the targets of sequences, whose `tokens` `batch` has read: all but the first of each."""
         return tokens[:, 1:]
 
     def is_context(self, indices: Indices) -> Tensor:
@@ -74,7 +74,7 @@ class TextSequences:
         return later[:, None] & (torch.arange(self.length) < self.length - self.stride)
 
     def positions(self, indices: Indices) -> Tensor:
-        """Positions of the inputs of the sequences `indices`, of one document: (len(indices), T) int64."""
+        """Return the positions of the inputs of the sequences `indices`, of one document: (len(indices), T) int64."""
         return torch.arange(self.length).repeat(len(indices), 1)
 
 
@@ -129,7 +129,7 @@ def is_tokenizer(path: Path, record: TokenizerRecord) -> bool:
 
 
 def before_document(record: TokenizerRecord, masked: bool = False) -> list[int]:
-    """The ids that a model has seen before a document's text: the end of another, unless `masked`; its beginning."""
+    """Return the ids seen before a document's text: another document's end unless `masked`, and its own beginning."""
     return [i for i in (-1 if masked else record.end_of_document, record.begin_of_document) if i >= 0]
 
 

@@ -44,7 +44,7 @@ def gather_rows(x: Tensor, axis: Axis | JointAxis) -> Tensor:
 
 
 def scatter_rows(x: Tensor, axis: Axis | JointAxis) -> Tensor:
-    """This rank's rows of the sum over the ranks along `axis`: (n N, …) to (N, …); without autograd."""
+    """Return this rank's rows of the sum over the ranks along `axis`: (n N, …) to (N, …); without autograd."""
     own_rows = x.new_empty(len(x) // axis.size, *x.shape[1:])
     reduce_scatter(own_rows, x.contiguous(), group=axis.group)
     return own_rows

@@ -127,6 +127,6 @@ def first_host(hosts: str) -> str:
 
 
 def _tasks_by_node(counts: str) -> list[int]:
-    """Tasks of each node of a step: 2(x3),1 is 2, 2, 2 and 1."""
+    """Return the tasks of each node of a step: 2(x3),1 is 2, 2, 2 and 1."""
     parts = (re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in counts.split(","))
     return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]

@@ -62,7 +62,7 @@ def init_distributed(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: f
 
 
 def restart_prefix() -> str:
-    """Prefix of this restart's keys in torchrun's store, such as "attempt0": restarts may share one store."""
+    """Return prefix of this restart's keys in torchrun's store, such as "attempt0": restarts may share one store."""
     return f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
 

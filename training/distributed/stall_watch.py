@@ -46,7 +46,10 @@ class StallWatch:
 
 
 def gpu_busy(device: torch.device) -> bool:
-    """True if a GPU has unfinished work of this process; never on a CPU, where the collectives themselves time out."""
+    """Return True if a GPU has unfinished work of this process.
+
+    Never on a CPU, where the collectives themselves time out.
+    """
     try:
         return device.type == "cuda" and not torch.cuda.default_stream(device).query()
     except RuntimeError:  # an error of the GPU, which the main thread meets as well

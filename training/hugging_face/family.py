@@ -99,7 +99,7 @@ class ModelFamily:
 
     @property
     def head(self) -> str:
-        """Name of the output matrix's tensor."""
+        """Return the name of the output matrix's tensor."""
         return next(f"{row.theirs}.weight" for row in self.tensors if row.ours == "head")
 
 

@@ -91,12 +91,12 @@ def _refuse_zeros(values: dict[str, Any]) -> None:
 
 
 def known_fields(family: ModelFamily) -> set[str]:
-    """Names of the fields of config.json of which we know what they mean."""
+    """Return the names of the fields of config.json of which we know what they mean."""
     return {*family.defaults, *family.ignored, *_IGNORED, *_ACCEPTED}
 
 
 def _with_defaults(family: ModelFamily, config: dict[str, Any], say: Callable[[str], object]) -> dict[str, Any]:
-    """Every field by its name of today, with transformers' default where there is none.
+    """Return every field by its name of today, with transformers' default where there is none.
 
     Raises UsageError for a field that is unknown: it may change what the model computes. A null is no value.
     """
@@ -153,7 +153,10 @@ def ids_of_tokens(end: int, begin: int) -> dict[str, int | None]:
 
 
 def find_family(model: ModelConfig) -> ModelFamily:
-    """The first family that represents a resolved model. Raises UsageError if none does, with the nearest ones'."""
+    """Return the first family that represents a resolved model.
+
+    Raises UsageError if none does, with the nearest ones'.
+    """
     for option, name in model.own_names.items():
         raise UsageError(f"{option} is {name}, a part of yours, which no Hugging Face architecture has: not exported")
     differences = dict[str, list[str]]()

@@ -32,7 +32,7 @@ class WeightDropout(NamedTuple):
     """Tokens of a whole sequence."""
 
     def dropped(self, query: Tensor, key: Tensor) -> Tensor:
-        """True where a weight is dropped, (B, H, Q, K); of positions `query` (Q, 1) and `key` (K,)."""
+        """Return True where a weight is dropped, (B, H, Q, K); of positions `query` (Q, 1) and `key` (K,)."""
         index = (self.heads[:, None, None] * self.length + query) * self.length + key
         return keyed_bernoulli(self.p, self.keys[:, None, None, None], index)
 
@@ -56,7 +56,7 @@ class Seen(NamedTuple):
     dropout: WeightDropout | None = None
 
     def any(self, queries: int, keys: int) -> bool:
-        """False if surely no query sees a key."""
+        """Return False if surely no query sees a key."""
         last_key = self.key + keys - 1
         too_old = self.window and last_key <= self.query - self.window
         return self.key < self.query + queries and not too_old
@@ -152,7 +152,7 @@ def block_gradients(
 
 
 def _tiles(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Queries whose scores are in memory at a time."""
+    """Return the queries whose scores are in memory at a time."""
     queries = q.shape[2]
     row_bytes = q.shape[0] * q.shape[1] * k.shape[2] * k.itemsize
     count = max(1, TILE_BYTES.get(q.device.type, _TILE_BYTES) // row_bytes)
@@ -180,14 +180,14 @@ def _dropped(k: Tensor, seen: Seen, rows: slice) -> Tensor | None:
 
 
 def _drop(x: Tensor, dropped: Tensor | None, seen: Seen) -> Tensor:
-    """Weights, or their gradient, after dropout."""
+    """Return the weights, or their gradient, after dropout."""
     if dropped is None or seen.dropout is None:
         return x
     return x.masked_fill(dropped, 0.0).div_(1.0 - seen.dropout.p)
 
 
 def _grouped(x: Tensor, k: Tensor) -> Tensor:
-    """(B, H, Q, E) to (B, kv_heads, H / kv_heads x Q, E): the queries of all heads that share keys."""
+    """Return (B, H, Q, E) to (B, kv_heads, H / kv_heads x Q, E): the queries of all heads that share keys."""
     return x.unflatten(1, (k.shape[1], -1)).flatten(2, 3)
 
 

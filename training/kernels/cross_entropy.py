@@ -75,7 +75,7 @@ def linear_cross_entropy(
     z_loss: ZLoss | None = None,
     sequence_losses: SequenceLosses | None = None,
 ) -> Tensor:
-    """Cross-entropy of softmax(x @ weight.T) in nats, summed over all targets but IGNORE_INDEX; shape (1,).
+    """Return the cross-entropy of softmax(x @ weight.T) in nats, summed over all targets but IGNORE_INDEX; shape (1,).
 
     `x` (B, T, D), `weight` (V, D), `targets` (B, T) int64. Softmax and loss are float32, or float64 for float64
     inputs: in bfloat16 the log-sum-exp is wrong in the second digit. A second backward pass through the result raises
@@ -110,7 +110,7 @@ def linear_cross_entropy(
 def token_losses(
     x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int = 0, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """Cross-entropy of each target in nats, zero for IGNORE_INDEX: (B, T); without gradients.
+    """Return the cross-entropy of each target in nats, zero for IGNORE_INDEX: (B, T); without gradients.
 
     Arguments and memory are those of `linear_cross_entropy`.
     """
@@ -203,7 +203,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _equal_step(tokens: int, max_tokens: int) -> int:
-    """Tokens of a chunk, of `most` at most: of equal chunks if a few more make them equal, for one compiled shape."""
+    """Return the tokens of a chunk, at most `max_tokens`: of one size, for one compiled shape, if a few more do."""
     count = max(1, -(-tokens // max_tokens))
     count = next((n for n in range(count, 2 * count + 1) if tokens % n == 0), count)
     return max(1, -(-tokens // count))
@@ -241,7 +241,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 def _chunk_loss(
     logits: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None, z_loss: ZLoss | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Losses of the logits (N, V / n) of a chunk, (N,), and the logits' gradient, of their shape and dtype."""
+    """Return losses of the logits (N, V / n) of a chunk, (N,), and the logits' gradient, of their shape and dtype."""
     losses, log_probs, log_z, shard_prob = _chunk_losses(logits, targets, vocab_start, group)
     valid, (in_shard, column) = targets != IGNORE_INDEX, _columns(targets, logits, vocab_start, group)
     scale = valid.to(log_probs.dtype)

@@ -81,7 +81,7 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
-    """Rows `ids` (…) int64 of `weight` (V, D): (…, D)."""
+    """Return the rows `ids` (…) int64 of `weight` (V, D): (…, D)."""
     return kernels_for(weight.device).embedding(ids, weight)
 
 

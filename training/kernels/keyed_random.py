@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def key_from_name(name: str) -> int:
-    """64-bit key: a hash of the name, as a signed int64."""
+    """Return the 64-bit key: a hash of the name, as a signed int64."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
 
 
@@ -41,5 +41,5 @@ def _as_int64(value: int) -> int:
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift: `>>` on int64 copies the sign bit."""
+    """Return the logical right shift: `>>` on int64 copies the sign bit."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

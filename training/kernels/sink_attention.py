@@ -17,7 +17,7 @@ _QUERIES = 512  # of a block, which sees no later keys
 
 
 def sink_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, seen: Seen) -> Tensor:
-    """Causal attention of q (B, H, T, E) to k and v (B, kv_heads, T, E) with `sinks` (H,): (B, H, T, E).
+    """Return the causal attention of q (B, H, T, E) to k and v (B, kv_heads, T, E) with `sinks` (H,): (B, H, T, E).
 
     Memory grows with T, and with a window work with T x window.
     """
@@ -56,7 +56,7 @@ class _SinkAttention(torch.autograd.Function):
 
 
 def _blocks(length: int, seen: Seen) -> Iterator[tuple[slice, slice, Seen]]:
-    """Queries, all keys that they see and some more, and which of these they see."""
+    """Yield the queries, all keys that they see and some more, and which of these they see."""
     windowed = 0 < seen.window < length
     size = seen.window if windowed else _QUERIES
     for start in range(0, length, size):

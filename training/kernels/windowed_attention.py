@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def windowed_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Attention of each token to itself and the `window` - 1 tokens before it, fewer than there are.
+    """Return the attention of each token to itself and the `window` - 1 tokens before it, fewer than there are.
 
     `q` (B, H, T, E), `k` and `v` (B, kv_heads, T, E): returns (B, H, T, E). Each block of `window` queries attends to
     its own keys and to those of the block before (Beltagy et al. 2020, "Longformer", section 3.1): products and masks

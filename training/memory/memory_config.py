@@ -48,7 +48,7 @@ class MemoryConfig:
             )
 
     def warnings(self, device: str) -> list[str]:
-        """Warnings about options that have no effect on this type of device ("cpu", "cuda")."""
+        """Return the warnings about options that have no effect on this type of device ("cpu", "cuda")."""
         idle = [key for key in ("optimizer", "parameters") if getattr(self, key) == "cpu"]
         if device != "cpu":
             return []

@@ -57,7 +57,10 @@ def _lock_path(folder: Path) -> Path:
 
 
 def _lock(path: Path) -> int | None:
-    """The descriptor of a locked file, which the kernel frees with the process; None where another process has it."""
+    """Return the descriptor of a locked file, which the kernel frees with the process.
+
+    None where another process has it.
+    """
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:

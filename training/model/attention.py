@@ -43,7 +43,7 @@ class Attention(nn.Module):
         self.o = Linear(config.q_width, config.width, bias=bool(config.out_bias))
 
     def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
-        """(B, T, D) to (B, T, D); `sample_ids` (B,) int64.
+        """Return (B, T, D) to (B, T, D); `sample_ids` (B,) int64.
 
         Where documents do not see each other, all sequences are one of B T tokens until the last projection.
         """
@@ -53,7 +53,10 @@ class Attention(nn.Module):
         return self.o(self.mix(mask, q, k, v, sample_ids).transpose(1, 2).reshape(*x.shape[:2], -1))
 
     def heads(self, x: Tensor, table: SequenceTable, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of features (B, T, D), each (B, H, T, E), rotated; with documents (1, H, B T, E)."""
+        """Return the queries, keys and values of features (B, T, D), each (B, H, T, E), rotated.
+
+        With documents (1, H, B T, E).
+        """
         projected = self.project(x, documents)
         if documents is not None:
             projected = [y.flatten(0, 1)[None] for y in projected]
@@ -70,19 +73,22 @@ class Attention(nn.Module):
         return q, k, v
 
     def mix(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, sample_ids: Tensor | None) -> Tensor:
-        """Values weighted by attention, (B, H, T, E)."""
+        """Return the values weighted by attention, (B, H, T, E)."""
         if self.training and self.dropout.p:
             return self.attend_with_dropout(mask, q, k, v, self.dropout, sample_ids)
         return self.attend(mask, q, k, v)
 
     def _norm(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised queries and keys, of each head or of all together (Dehghani et al. 2023, "ViT-22B", section 2)."""
+        """Return the normalised queries and keys, of each head or of all together.
+
+        Source: Dehghani et al. 2023, "ViT-22B", section 2.
+        """
         if self.q_norm is None or self.k_norm is None:
             return q, k
         return self.q_norm(q), self.k_norm(k)
 
     def project(self, x: Tensor, _documents: Documents | None) -> Sequence[Tensor]:
-        """Queries, keys and values of features (B, T, D), each (B, T, …)."""
+        """Return the queries, keys and values of features (B, T, D), each (B, T, …)."""
         return self.q.fused_with(x, self.k, self.v)
 
 

@@ -40,7 +40,7 @@ class Mask(NamedTuple):
         return hidden if self.documents is None else hidden | ~self.documents.same()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention by torch's fused kernels: no weights, and on most devices no mask, of (T, T) in memory."""
+        """Return attention by torch's fused kernels: no weights, and on most devices no mask, of (T, T) in memory."""
         documents = self.documents
         if self.sinks is not None:
             return self._attend_with_sinks(q, k, v, self.sinks)
@@ -57,7 +57,7 @@ class Mask(NamedTuple):
     def attend_with_dropout(
         self, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout, sample_ids: Tensor | None
     ) -> Tensor:
-        """Attention with all (T, T) weights in memory: torch's fused kernels have no counter-based dropout."""
+        """Return attention with all (T, T) weights in memory: torch's fused kernels have no counter-based dropout."""
         if self.documents is not None:
             q, k, v = (self.documents.split_sequences(t) for t in (q, k, v))
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))

@@ -32,7 +32,7 @@ class TokenBatch:
         return [TokenBatch(*part) for part in zip(*parts, strict=True)]
 
     def rows(self, rows: slice) -> "TokenBatch":
-        """Some of the sequences."""
+        """Return some of the sequences."""
         return self._map(lambda t: t[rows])
 
     def pin_memory(self) -> "TokenBatch":

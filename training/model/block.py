@@ -105,7 +105,10 @@ def build_block(config: ModelConfig, layer: int) -> Block:
 
 
 def _build_own_block(config: ModelConfig, layer: int) -> Block:
-    """The block of a layer by the class that `model.block` names. Raises UsageError for one that breaks our rules."""
+    """Return the block of a layer by the class that `model.block` names.
+
+    Raises UsageError for one that breaks our rules.
+    """
     kind = load_own(config.block, BLOCK_OPTION, Block)
     block: Block = call_own(lambda: kind(config, layer), config.block, BLOCK_OPTION)
     require(

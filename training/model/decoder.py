@@ -68,7 +68,7 @@ def meta_decoder(config: ModelConfig) -> Decoder:
 
 
 def active_parameters(model: Decoder) -> int:
-    """Parameters that one token uses: all but those of experts that it is not sent to."""
+    """Return the parameters that one token uses: all but those of experts that it is not sent to."""
     return sum(model.config.active_numel(name, p.numel()) for name, p in model.named_parameters())
 
 

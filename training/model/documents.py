@@ -31,9 +31,9 @@ class Documents(NamedTuple):
         return number[:, None, :, None] == number[:, None, None]
 
     def split_sequences(self, x: Tensor) -> Tensor:
-        """(1, H, B T, E) to (B, H, T, E)."""
+        """Return (1, H, B T, E) to (B, H, T, E)."""
         return x[0].unflatten(1, self.positions.shape).transpose(0, 1)
 
     def join_sequences(self, x: Tensor) -> Tensor:
-        """(B, H, T, E) to (1, H, B T, E)."""
+        """Return (B, H, T, E) to (1, H, B T, E)."""
         return x.transpose(0, 1).flatten(1, 2)[None]

@@ -32,5 +32,5 @@ class Dropout(nn.Module):
         return splitmix64(sample_ids, self.key)
 
     def index(self, x: Tensor) -> Tensor:
-        """Numbers of the elements of a sequence, (N, …) int64, which are all that its masks depend on."""
+        """Return the numbers of the elements of a sequence, (N, …) int64, which are all that its masks depend on."""
         return torch.arange(x[0].numel(), device=x.device).view(x.shape[1:])

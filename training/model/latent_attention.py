@@ -81,7 +81,7 @@ class LatentAttention(Attention):
 
     @staticmethod
     def _rotate(x: Tensor, table: SequenceTable) -> Tensor:
-        """Features (B, T, H, E), all of them rotated."""
+        """Return the features (B, T, H, E), all of them rotated."""
         assert isinstance(table, tuple)
         return apply_rotary(x.transpose(1, 2), table).transpose(1, 2)
 

@@ -10,7 +10,7 @@ _TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}  # rope_low and rope_high
 
 
 def rope_defaults(config: ModelOptions) -> dict[str, Any]:
-    """Options of RoPE's scaling with every default filled in."""
+    """Return the options of RoPE's scaling with every default filled in."""
     kind = config.rope_scaling or "none"
     factor = config.rope_factor or 1.0
     low, high = _TURNS.get(kind, (0.0, 0.0))

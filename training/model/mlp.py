@@ -44,7 +44,7 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """(up + 1) gate σ(1.702 gate) of clamped tensors of one shape, as gpt-oss's published code has it."""
+    """Return (up + 1) gate σ(1.702 gate) of clamped tensors of one shape, as gpt-oss's published code has it."""
     gate = gate.clamp(max=7.0)
     up = up.clamp(-7.0, 7.0)
     return (up + 1) * gate * torch.sigmoid(1.702 * gate)

@@ -207,5 +207,5 @@ ALWAYS_RECORDED = frozenset({
 
 
 def is_lookup(name: str) -> bool:
-    """True for an embedding, which takes part in no product; a tied output matrix is counted apart."""
+    """Return True for an embedding, which takes part in no product; a tied output matrix is counted apart."""
     return name.startswith("embed.") or name.endswith("attention.query.weight")

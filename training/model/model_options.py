@@ -183,12 +183,12 @@ class ModelOptions:
         return self.experts > 0 and layer >= self.dense_layers and (layer + 1) % self.sparse_every == 0
 
     def layer_window(self, layer: int) -> int:
-        """Tokens that a token of the layer attends to; 0: all before it."""
+        """Return the tokens that a token of the layer attends to; 0: all before it."""
         every = self.full_attention_every
         return 0 if every and (layer + 1) % every == 0 else self.window or 0
 
     def attended(self, seq_len: int) -> float:
-        """Tokens that FLOPs count for a token's attention, of a layer on average, as if it were not causal.
+        """Return the tokens that FLOPs count for a token's attention, of a layer on average, as if it were not causal.
 
         All of a sequence; of a window twice as many as a token sees.
         """
@@ -197,23 +197,23 @@ class ModelOptions:
 
     @property
     def sparse_layers(self) -> list[int]:
-        """Numbers of the layers with experts."""
+        """Return the numbers of the layers with experts."""
         return [layer for layer in range(self.layers) if self.is_sparse(layer)]
 
     @property
     def active_width(self) -> int:
-        """Features inside the MLPs that a token passes, of a layer on average."""
+        """Return the features inside the MLPs that a token passes, of a layer on average."""
         sparse = len(self.sparse_layers)
         chosen = (self.experts_per_token + self.shared_experts) * self.expert_width
         return (sparse * chosen + (self.layers - sparse) * self.ffn_width) // max(1, self.layers)
 
     def active_numel(self, name: str, numel: int) -> int:
-        """Elements of a parameter that one token uses, of `numel`."""
+        """Return the elements of a parameter that one token uses, of `numel`."""
         return numel * self.experts_per_token // self.experts if ".experts." in name else numel
 
     @property
     def q_width(self) -> int:
-        """Features of all queries: heads x head_dim."""
+        """Return the features of all queries: heads x head_dim."""
         return self.heads * self.head_dim
 
     @property
@@ -223,12 +223,12 @@ class ModelOptions:
 
     @property
     def value_width(self) -> int:
-        """Features of all heads' outputs: heads x v_head_dim with latent attention, else the queries'."""
+        """Return the features of all heads' outputs: heads x v_head_dim with latent attention, else the queries'."""
         return self.heads * (self.v_head_dim or self.head_dim)
 
     @property
     def attention_numel(self) -> int:
-        """Elements of the matrices of a layer's attention."""
+        """Return the elements of the matrices of a layer's attention."""
         if not self.kv_lora_rank:
             return 2 * self.width * (self.q_width + self.kv_width)
         queries = self.q_lora_rank * (self.width + self.q_width) or self.width * self.q_width
@@ -247,10 +247,10 @@ class ModelOptions:
 
     @property
     def rotary_dim(self) -> int:
-        """Features of a head that are rotated."""
+        """Return the features of a head that are rotated."""
         return self.qk_rope_head_dim or int(self.head_dim * self.rope_fraction)
 
     @property
     def position_rows(self) -> int:
-        """Rows of the learned positions."""
+        """Return the rows of the learned positions."""
         return self.context + (self.position_offset or 0) if self.positions == "learned" else 0

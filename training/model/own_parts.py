@@ -51,7 +51,10 @@ class OwnMLP(nn.Module):
 
     @property
     def is_divided(self) -> bool:
-        """True if tensor-parallel ranks have parts of it; otherwise each computes all of it, for its own tokens."""
+        """Return True if tensor-parallel ranks have parts of it.
+
+        Otherwise each computes all of it, for its own tokens.
+        """
         return any(weight.placement != "replicated" for weight in self.weights.values())
 
 

@@ -43,7 +43,7 @@ class PositionEmbedding(EmbeddingTable):
         return embedding(rows, self.weight)
 
     def positions(self, x: Tensor) -> Tensor:
-        """Rows of the tokens' positions in their sequence, (T,) int64."""
+        """Return the rows of the tokens' positions in their sequence, (T,) int64."""
         return torch.arange(self.offset, self.offset + x.shape[1], device=x.device)
 
 
@@ -82,7 +82,7 @@ class AlibiSlopes(Alibi):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Slope of each head's bias: 2^(-8 i / heads), i = 1 …, for a power of two (Press et al. 2022, section 3).
+    """Return slope of each head's bias: 2^(-8 i / heads), i = 1 …, for a power of two (Press et al. 2022, section 3).
 
     Other numbers of heads take those of the power of two below, then every other one of twice as many (the paper's
     published code).
@@ -129,7 +129,7 @@ class Rotary(nn.Module):
         return DocumentTable(table, documents)
 
     def positions(self, x: Tensor) -> Tensor:
-        """Positions of the tokens in their sequence, (T,) int64."""
+        """Return the positions of the tokens in their sequence, (T,) int64."""
         return torch.arange(x.shape[1], device=x.device)
 
 

@@ -99,7 +99,7 @@ class Router(nn.Module):
         return taken, _count(taken, config.experts)
 
     def _choose(self, scores: Tensor) -> Tensor:
-        """Numbers of the experts with the highest scores (B, T, E), of the best groups: (B, T, K).
+        """Return the numbers of the experts with the highest scores (B, T, E), of the best groups: (B, T, K).
 
         The bias steers the choice only: weights are the scores (Wang et al. 2024, equation 3).
         """

@@ -26,7 +26,7 @@ class SparseMLP(nn.Module):
 
     @staticmethod
     def dispatch(experts: "Experts", x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-        """Weighted outputs of rows (N, D) sorted by expert; otherwise where experts are divided over ranks."""
+        """Return weighted outputs of rows (N, D) sorted by expert; otherwise where experts are divided over ranks."""
         output: Tensor = experts(x, weights, counts)
         return output
 
@@ -94,7 +94,7 @@ class ExpertLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(experts, outputs)) if bias else None
 
     def forward(self, x: Tensor, counts: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Rows (N, inputs) to (N, outputs); `weights` (N, 1) are in them already, and multiply their biases."""
+        """Return rows (N, inputs) to (N, outputs); `weights` (N, 1) are in them already, and multiply their biases."""
         x = grouped_linear(x, self.weight, counts)
         if self.bias is None:
             return x
@@ -174,7 +174,7 @@ class RowSums(torch.autograd.Function):
 
 
 def _row_sums(x: Tensor, back: Tensor, uses: int) -> Tensor:
-    """Sums (T, D) of the rows `x[back]`, `uses` neighbours each; on a GPU in one kernel, which copies none."""
+    """Return sums (T, D) of the rows `x[back]`, `uses` neighbours each; on a GPU in one kernel, which copies none."""
     if uses == 1:
         return x.index_select(0, back)
     if x.is_cuda:

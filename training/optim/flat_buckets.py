@@ -41,7 +41,7 @@ class Bucket:
     slices: tuple[BucketSlice, ...]
 
     def split(self, flat: Tensor) -> list[Tensor]:
-        """Views of this bucket's slices; `flat` is a 1-d tensor that begins with the bucket's elements."""
+        """Return the views of this bucket's slices; `flat` is a 1-d tensor that begins with the bucket's elements."""
         starts = [s.offset for s in self.slices] + [self.numel]
         parts = flat[: self.numel].split([stop - start for start, stop in pairwise(starts)])  # one call for all
         pairs = zip(parts, self.slices, strict=True)
@@ -99,7 +99,7 @@ class ParamsInPlace(InPlace):
         self.values = [[_values(params, s) for s in bucket.slices] for bucket in buckets]
 
     def get(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Values and gradients of a bucket's slices, flat."""
+        """Return the values and gradients of a bucket's slices, flat."""
         return self.values[index], [_gradients(self.params, s) for s in self.buckets[index].slices]
 
 
@@ -129,7 +129,7 @@ class ParamsStagedOnCPU:
             self.on_cpu[index % BUCKETS_IN_FLIGHT].record()
 
     def get(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Values and gradients of a bucket's slices, flat; waits for their copy."""
+        """Return the values and gradients of a bucket's slices, flat; waits for their copy."""
         self.on_cpu[index % BUCKETS_IN_FLIGHT].synchronize()
         slot = self._slot(index)
         return [value for _, value, _ in slot], [gradient for *_, gradient in slot]

@@ -76,7 +76,7 @@ class MomentsOnDisk:
         self.reads[index] = self.reader.submit(self._read, index, self.writes.pop(index - len(self.slots), None))
 
     def get(self, index: int) -> tuple[list[Tensor], ...]:
-        """Both moments of the bucket's slices, flat, to be updated in place; waits for the read."""
+        """Return both moments of the bucket's slices, flat, to be updated in place; waits for the read."""
         self.reads.pop(index).result()
         return tuple(self.buckets[index].split(flat) for flat in self._slot(index))
 
@@ -90,7 +90,10 @@ class MomentsOnDisk:
             self.writes.pop(index).result()
 
     def flat_states(self) -> dict[str, Tensor]:
-        """Both moments of all parameters, by name: flat buffers, laid out by `plan_buckets`; here memory-mapped."""
+        """Return both moments of all parameters, by name: flat buffers, laid out by `plan_buckets`.
+
+        Here memory-mapped.
+        """
         return {name: _map(path, self.total, self.dtype) for name, path in self.paths.items()}
 
     def _slot(self, index: int) -> tuple[Tensor, ...]:

@@ -44,7 +44,7 @@ class Muon(Optimizer):
         self._whole.map(self._direction, orthogonalize, lambda i, update: self._apply(i, update, lr))
 
     def _direction(self, i: int) -> Tensor:
-        """This rank's piece of G + momentum M, in the dtype to orthogonalise in."""
+        """Return this rank's piece of G + momentum M, in the dtype to orthogonalise in."""
         momentum = self._momentum[i]
         gradient = self.params[i].local.grad
         if gradient is None:  # an empty piece

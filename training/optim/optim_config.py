@@ -95,7 +95,7 @@ class OptimConfig:
 
     @property
     def warmup_end(self) -> int:
-        """Steps after which the warm-up has ended."""
+        """Return the steps after which the warm-up has ended."""
         return self.warmup_from + self.warmup_steps
 
     def decays(self, name: str, global_shape: tuple[int, ...]) -> bool:
@@ -164,7 +164,7 @@ def part_of(name: str, global_shape: tuple[int, ...]) -> Part:
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
-    """Learning rate of step 0, 1, …: linear warm-up to `lr`, then as `config.schedule` says, at last `final_lr`.
+    """Return learning rate of step 0, 1, …: linear warm-up to `lr`, then as `config.schedule` says, at last `final_lr`.
 
     Of a schedule that begins after step `warmup_from` the rates of the steps before have no meaning.
 
@@ -203,7 +203,10 @@ def _own_rate(step: int, config: OptimConfig) -> float:
 
 
 def decay_start(config: OptimConfig) -> float:
-    """Steps after which the learning rate begins to fall; infinite if it never does, or as a user's function says."""
+    """Return the steps after which the learning rate begins to fall.
+
+    Infinite if it never does, or as a user's function says.
+    """
     if (
         config.schedule == "constant"
         or is_own(config.schedule)

@@ -71,7 +71,7 @@ class Optimizer:
             param.local.grad = param.module_param.grad = None
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """States by parameter name and state name, in the shapes of the local shards.
+        """Return the states by parameter name and state name, in the shapes of the local shards.
 
         To load states, write to these tensors.
         """

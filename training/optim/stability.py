@@ -95,7 +95,7 @@ class Stability:
 
     @property
     def state(self) -> dict[str, float]:
-        """State to save: finite numbers by name."""
+        """Return the state to save: finite numbers by name."""
         numbers: dict[str, float] = {"scale": self.scale} if self.scales_loss else {}  # a branch may begin to scale
         numbers |= {"grown": self.steps_at_scale, "seen": self.steps_seen}
         numbers |= {"mean": self.mean, "variance": self.variance}

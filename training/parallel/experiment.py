@@ -45,10 +45,10 @@ class Experiment:
         """Return the blocks of a stage's parameters on a tensor-parallel rank."""
 
     def tensor_traffic(self, inputs: TrafficInputs) -> Traffic | None:
-        """Traffic within layers, and of the gradients that tensor-parallel ranks sum, by its formulas."""
+        """Return the traffic within layers, and of the gradients that tensor-parallel ranks sum, by its formulas."""
 
     def reduction_traffic(self, inputs: TrafficInputs) -> Traffic | None:
-        """Traffic of the gradients that replicas sum, by its formulas."""
+        """Return the traffic of the gradients that replicas sum, by its formulas."""
 
 
 @singledispatch

@@ -43,7 +43,7 @@ def require_memory(
 def state_bytes(
     parameters: int, own: int, layout: Layout, precision: str, memory: MemoryConfig, moments: int | None, device: str
 ) -> int:
-    """Least bytes of weights, gradients, and what the optimizer updates and keeps, on a rank's `device`.
+    """Return least bytes of weights, gradients, and what the optimizer updates and keeps, on a rank's `device`.
 
     Without activations, buckets, and what operations work with.
     """

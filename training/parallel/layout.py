@@ -90,7 +90,10 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
         return " x ".join(word for words in kinds for word in words) + experts
 
     def record(self) -> dict[str, Any]:
-        """The fields, as checkpoints have them; those of kinds beyond data, tensor and pipeline only where used."""
+        """Return the fields, as checkpoints have them.
+
+        Those of kinds beyond data, tensor and pipeline only where used.
+        """
         return {key: value for key, value in asdict(self).items() if key not in self.unused()}
 
     def unused(self) -> set[str]:
@@ -99,7 +102,7 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
 
     @property
     def ranks_of_replica(self) -> int:
-        """Ranks of one data-parallel replica."""
+        """Return the ranks of one data-parallel replica."""
         return self.tp * self.pp * self.cp
 
     @property
@@ -114,12 +117,12 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
 
     @property
     def shards(self) -> int:
-        """Ranks over which ZeRO shards a parameter."""
+        """Return the ranks over which ZeRO shards a parameter."""
         return self.zero_group * self.cp if self.zero else 1
 
     @property
     def mesh_shape(self) -> tuple[int, int, int, int]:
-        """Ranks along each axis of the mesh: "pp", "replicate", "shard", "tp"."""
+        """Return the ranks along each axis of the mesh: "pp", "replicate", "shard", "tp"."""
         return self.pp, self.replicas // self.shards, self.shards, self.tp
 
     @property
@@ -130,7 +133,10 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
 
     @property
     def local_replicas(self) -> int:
-        """Replicas of weights of their own along "replicate", over which gradients are not summed; 1 without them."""
+        """Return the replicas of weights of their own along "replicate", over which gradients are not summed.
+
+        1 without them.
+        """
         return 1
 
     def check(self, processes: int, model: ModelConfig, seq_len: int) -> None:

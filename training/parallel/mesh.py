@@ -50,7 +50,7 @@ class World:
 
     @property
     def rank(self) -> int:
-        """Global rank."""
+        """Return the global rank."""
         return dist.get_rank()
 
     @property
@@ -60,7 +60,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0, which prints and writes the files of the run."""
+        """Return True on rank 0, which prints and writes the files of the run."""
         return self.rank == 0
 
     def axis(self, name: str) -> Axis:
@@ -69,11 +69,17 @@ class World:
 
     @property
     def outer(self) -> Axis:
-        """The ranks with weights and gradients of their own, which take local steps; this one alone without them."""
+        """Return the ranks with weights and gradients of their own, which take local steps.
+
+        This one alone without them.
+        """
         return self.axes.get(OUTER) or Axis(OUTER, 1, 0, None)
 
     def fsdp_mesh(self, of_experts: bool) -> DeviceMesh:
-        """The ranks that FSDP shards over; in several groups (hybrid sharding) also those that hold the same shard."""
+        """Return the ranks that FSDP shards over.
+
+        In several groups (hybrid sharding) also those that hold the same shard.
+        """
         mesh, names = (self.expert_mesh, EXPERT_AXES) if of_experts else (self.mesh, ("replicate", "shard"))
         return mesh[names] if self.axes[names[0]].size > 1 else mesh[names[1]]
 
@@ -103,7 +109,10 @@ class World:
 
     @property
     def dp_rank(self) -> int:
-        """Index of this rank's data-parallel replica; of n that take local steps, replica r has r, r + n, r + 2n, …"""
+        """Return the index of this rank's data-parallel replica.
+
+        Of n that take local steps, replica r has r, r + n, r + 2n, …
+        """
         shard = self.axes["shard"]
         replicate = self.axes["replicate"]
         rank = (replicate.rank * shard.size + shard.rank) // self.axes["cp"].size
@@ -158,7 +167,7 @@ def _expert_mesh(ranks: Tensor, device: torch.device, timeout: timedelta) -> Dev
 
 
 def further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:
-    """Axes of groups of ranks, (groups, ranks along each of the axes `names`); collective.
+    """Return the axes of groups of ranks, (groups, ranks along each of the axes `names`); collective.
 
     A rank in none of the groups is alone along each axis.
     """
@@ -171,7 +180,7 @@ def further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dic
 
 
 def _own_group(ranks: Tensor, dim: int, name: str, timeout: timedelta) -> dist.ProcessGroup:
-    """This rank's group along a dimension of `ranks`; collective."""
+    """Return this rank's group along a dimension of `ranks`; collective."""
     lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
     return dist.new_subgroups_by_enumeration(lines, timeout=timeout, group_desc=name)[0]
 

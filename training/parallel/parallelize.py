@@ -89,7 +89,7 @@ def parallelize(
 def _counts(
     decoder: Decoder, parts: Sequence[Decoder], table: Mapping[str, Placement], world: World
 ) -> tuple[int, int]:
-    """Parameters of this rank, before ZeRO shards them, and those that it updates."""
+    """Return the parameters of this rank, before ZeRO shards them, and those that it updates."""
     shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
     held = [(global_name(part, name), p) for part in parts for name, p in part.named_parameters()]
     own = sum(table[name].piece(shapes[name], world.axes).numel for name, _ in held)

@@ -36,19 +36,22 @@ class ParameterShape:
         return math.prod(self.shape)
 
     def rows_numel(self, parts: int, rank: int = 0) -> int:
-        """Elements in the rows of one of `parts` ranks; the first one has the most, the last ones may have none."""
+        """Return the elements in the rows of one of `parts` ranks.
+
+        The first one has the most, the last ones may have none.
+        """
         rows = -(-self.shape[0] // parts)
         return max(0, min(rows, self.shape[0] - rank * rows)) * math.prod(self.shape[1:])
 
     def padded_numel(self, parts: int) -> int:
-        """Elements with the rows padded to a multiple of `parts`."""
+        """Return the elements with the rows padded to a multiple of `parts`."""
         return parts * self.rows_numel(parts)
 
 
 def stage_parameters(
     model: ModelConfig, layers: range, first: bool, last: bool, tp: int = 1, tp_rank: int = 0, ep: int = 1
 ) -> list[ParameterShape]:
-    """Parameters of a pipeline stage, or of the unsplit decoder, in the order of the forward pass.
+    """Return the parameters of a pipeline stage, or of the unsplit decoder, in the order of the forward pass.
 
     A tied output matrix is the embedding's where one stage has both.
     """
@@ -107,7 +110,7 @@ def _own(model: ModelConfig, layer: str, tp: int) -> list[ParameterShape]:
 
 
 def _heads(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
-    """Queries, keys and values, and their norms."""
+    """Yield the queries, keys and values, and their norms."""
     q = model.q_width // tp
     copies = kv_copies(model, tp)
     prefix = f"blocks.{layer}.attention"
@@ -183,7 +186,9 @@ def _norm(model: ModelConfig, name: str, unit: str, features: int = 0) -> Iterat
 
 
 def pack_buckets(parameters: Sequence[ParameterShape], numel: int) -> list[list[ParameterShape]]:
-    """Consecutive parameters, last ones first, of up to `numel` elements together (Li et al. 2020, section 3.2.3).
+    """Return the consecutive parameters, last ones first, of up to `numel` elements together (Li et al.
+
+    2020, section 3.2.3).
 
     A larger one is alone.
     """

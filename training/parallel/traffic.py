@@ -33,7 +33,7 @@ def expected_traffic(inputs: TrafficInputs) -> Traffic:
 def rank_parameters(
     model: ModelConfig, layout: Layout, layers: range, stage: int, tp_rank: int = 0
 ) -> list[ParameterShape]:
-    """Parameters of a stage, in the order of the forward pass; of a vocabulary rank 0 has the most."""
+    """Return the parameters of a stage, in the order of the forward pass; of a vocabulary rank 0 has the most."""
     other = experiment_of(layout).parameters(model, layers, stage, tp_rank)
     if other is not None:
         return other

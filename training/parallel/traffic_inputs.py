@@ -57,12 +57,12 @@ class TrafficInputs:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the replica's sequences that this rank computes with."""
+        """Return the tokens of the replica's sequences that this rank computes with."""
         return self.sequences * self.seq_len // self.layout.cp
 
     @property
     def bucket_elements(self) -> int:
-        """Gradient sums in a bucket."""
+        """Return the gradient sums in a bucket."""
         return self.bucket_bytes // self.wide
 
     @property
@@ -72,7 +72,7 @@ class TrafficInputs:
 
     @property
     def stages(self) -> list[int]:
-        """This rank's pipeline stages."""
+        """Return this rank's pipeline stages."""
         return self.layout.stages_of_rank(self.rank["pp"])
 
     def holds_stage(self, stage: int) -> bool:
@@ -81,7 +81,7 @@ class TrafficInputs:
 
     @property
     def layers(self) -> int:
-        """Layers of this rank's stages."""
+        """Return the layers of this rank's stages."""
         return sum(len(self.stage_layers[stage]) for stage in self.stages)
 
     @property

@@ -98,7 +98,7 @@ class StepTimes:
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of spans (start, end).
+    """Return the length of the union of spans (start, end).
 
     >>> covered([(0, 2), (5, 6), (1, 3)])
     4.0
@@ -200,7 +200,7 @@ class LayerNorms:
         self.norms = {kind: dict(zip(self.layers, of, strict=True)) for kind, of in zip(kinds, norms, strict=True)}
 
     def _squares(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """This rank's part of each layer's squared norm: (layers,) float64."""
+        """Return this rank's part of each layer's squared norm: (layers,) float64."""
         squares = torch.zeros(len(self.layers), dtype=torch.float64, device=self.world.device)
         for param, tensor in zip(self.params, tensors, strict=True):
             if tensor is not None:
@@ -252,7 +252,7 @@ class Profiler(Plugin):
             self._records.append(("norms", self._step, self._norms.norms))
 
     def log_records(self) -> list[LogRecord]:
-        """Records (kind, step, values) since the last call."""
+        """Return the records (kind, step, values) since the last call."""
         records = self._records
         self._records = []
         return records

@@ -73,7 +73,7 @@ class Sampler:
         return self.tokenizer.decode([i for i in ids if i != self.end])
 
     def _positions(self, ids: Tensor) -> Tensor:
-        """Positions of `ids` (1, T) in their documents, which end with end-of-document: (1, T)."""
+        """Return the positions of `ids` (1, T) in their documents, which end with end-of-document: (1, T)."""
         at = torch.arange(ids.shape[1])
         starts = torch.cat([torch.tensor([True]), ids[0, :-1] == self.end])
         return (at - torch.where(starts, at, 0).cummax(0).values)[None]

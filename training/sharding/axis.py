@@ -40,7 +40,7 @@ class JointAxis:
 
     @property
     def rank(self) -> int:
-        """This rank's index along the joint axis."""
+        """Return this rank's index along the joint axis."""
         rank = 0
         for axis in self.axes:
             rank = rank * axis.size + axis.rank

@@ -54,7 +54,7 @@ class Placement:
         )
 
     def piece(self, shape: tuple[int, ...], axes: Axes) -> ShardSpec:
-        """This rank's piece of a parameter whose global shape is `shape`: its box in checkpoints."""
+        """Return this rank's piece of a parameter whose global shape is `shape`: its box in checkpoints."""
         spec = ShardSpec.whole(shape)
         for name, dim in self.shard.items():
             copies = self.repeat.get(name, 1)
@@ -62,7 +62,7 @@ class Placement:
         return spec
 
     def is_primary(self, axes: Axes) -> bool:
-        """True on exactly one of the ranks that hold the same piece: the one where a norm counts it."""
+        """Return True on exactly one of the ranks that hold the same piece: the one where a norm counts it."""
         return all(axes[name].rank == 0 for name in self.replicated)
 
     def copies(self, axes: Axes) -> int:

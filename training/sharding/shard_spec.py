@@ -35,11 +35,11 @@ class ShardSpec:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Index of the shard in the global tensor: one slice per dimension."""
+        """Return the index of the shard in the global tensor: one slice per dimension."""
         return tuple(slice(o, o + s) for o, s in zip(self.offset, self.size, strict=True))
 
     def indices(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """Global flat indices of the shard's elements start … stop, both row-major; (stop - start,) int64."""
+        """Return global flat indices of the shard's elements start … stop, both row-major; (stop - start,) int64."""
         flat = torch.arange(start, stop, device=device)
         index = torch.zeros_like(flat)
         stride = 1

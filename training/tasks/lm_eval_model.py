@@ -100,7 +100,7 @@ class GristmillLM(TemplateLM):
         return answers
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:  # noqa: ARG002
-        """Log-likelihoods of continuations; without a progress bar of encoding them, which takes no time."""
+        """Return the log-likelihoods of continuations; without a progress bar of encoding them, which takes no time."""
         scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         return scores
 
@@ -118,7 +118,7 @@ class GristmillLM(TemplateLM):
         return context[-(self.max_length + 1 - len(continuation)) :], continuation
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood of whole texts: each token is predicted once, from those before it in its window."""
+        """Return log-likelihood of whole texts: each token is predicted once, from those before it in its window."""
         windows: list[tuple[None, list[int], list[int]]] = []
         counts = []
         for request in requests:

@@ -75,7 +75,7 @@ def report_lines(scores: Scores) -> list[str]:
 
 
 def _metrics(values: dict[str, Any], counts: dict[str, int] | None) -> dict[str, float]:
-    """Numbers by metric; lm_eval's "acc,none" is that of the filter "none"."""
+    """Return the numbers by metric; lm_eval's "acc,none" is that of the filter "none"."""
     numbers = {
         name.removesuffix(",none"): float(value)
         for name, value in values.items()

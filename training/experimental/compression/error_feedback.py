@@ -44,7 +44,7 @@ class ErrorFeedback(Plugin):
             bucket.keep()
 
     def state(self, state: State, stored: CheckpointRecord | None = None) -> State:
-        """This rank's memories and warm starts, too; they are read apart."""
+        """Return this rank's memories and warm starts, too; they are read apart."""
         if stored is not None:
             return state
         replicate = self.model.world.axis("replicate")

@@ -21,7 +21,7 @@ LARGEST = 127  # code of the largest number of a block, of either sign
 
 
 def encode(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes (…, BLOCK) int8 and scales (…, 1) float32 of `blocks` (…, BLOCK), each off by half a scale at most.
+    """Return codes (…, BLOCK) int8 and scales (…, 1) float32 of `blocks` (…, BLOCK), each off by half a scale at most.
 
     Not finite numbers of a block make its scale so, and all that is decoded from it.
     """

@@ -35,7 +35,7 @@ class CompressionFormulas(Experiment):
 
 
 def _is_compressed(layout: CompressionOptions, p: ParameterShape) -> bool:
-    """Matrices whose gradients only replicas sum; of PowerSGD those that become smaller."""
+    """Return the matrices whose gradients only replicas sum; of PowerSGD those that become smaller."""
     of_tp = layout.tp > 1 and (p.of_heads or p.copies > 1 or (layout.sequence_parallel and not p.divided))
     shrinks = layout.compression == "int8" or layout.compression_rank * sum(p.shape) < p.numel
     return len(p.shape) == 2 and not of_tp and shrinks
@@ -52,7 +52,7 @@ def _powersgd(
 def _int8(
     layout: CompressionOptions, matrices: Sequence[ParameterShape], rest: int, _wide: int
 ) -> list[tuple[str, int]]:
-    """Codes of the gradients, what is not compressed, then codes of the sums."""
+    """Return the codes of the gradients, what is not compressed, then codes of the sums."""
     blocks = -(-sum(p.numel for p in matrices) // (_BLOCK * layout.replicas))
     codes = layout.replicas * blocks * (_BLOCK + _SCALE)
     both = [("all-to-all", codes), ("all-gather", codes)] * bool(matrices)

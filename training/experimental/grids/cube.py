@@ -75,5 +75,5 @@ def gather_inputs(weight: Tensor, axis: Axis) -> Tensor:
 
 
 def scatter_inputs(grad: Tensor, axis: Axis) -> Tensor:
-    """This rank's inputs of the sum over the ranks along `axis`: (h', h) to (h', h / n)."""
+    """Return this rank's inputs of the sum over the ranks along `axis`: (h', h) to (h', h / n)."""
     return scatter_rows(grad.unflatten(1, (axis.size, -1)).transpose(0, 1).flatten(0, 1), axis)

@@ -94,7 +94,7 @@ class _GridLayerNorm(torch.autograd.Function):
 
 
 def mean_over(x: Tensor, axis: Axis) -> Tensor:
-    """Mean of the last dimension, which the ranks along `axis` split evenly: (..., F / n) to (..., 1)."""
+    """Return the mean of the last dimension, which the ranks along `axis` split evenly: (..., F / n) to (..., 1)."""
     total = x.sum(-1, keepdim=True)
     dist.all_reduce(total, group=axis.group)
     return total / (axis.size * x.shape[-1])

@@ -26,12 +26,12 @@ class GridOptions(Layout):
 
     @property
     def on_grid(self) -> bool:
-        """True on a grid or a cube."""
+        """Return True on a grid or a cube."""
         return self.tensor != "1d"
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Depth, rows and columns of the grid of tensor-parallel ranks; 1, 1, 1 without one."""
+        """Return the depth, rows and columns of the grid of tensor-parallel ranks; 1, 1, 1 without one."""
         if self.tensor == "3d":
             side = round(self.tp ** (1 / 3))
             return side, side, side
@@ -143,7 +143,7 @@ def _check_sizes(layout: GridOptions, model: ModelConfig) -> None:
 
 
 def _sizes_that_fit(model: ModelConfig, parts: dict[str, int]) -> str:
-    """Options that make each size divisible by its `parts`, by as little as heads and their features allow."""
+    """Return options that make each size divisible by its `parts`, by as little as heads and their features allow."""
     kv_heads = _multiple(model.kv_heads, parts["kv_heads"])
     heads = _multiple(model.heads, math.lcm(parts["heads"], kv_heads))
     is_given = model.head_dim * model.heads != model.width
@@ -159,7 +159,7 @@ def _sizes_that_fit(model: ModelConfig, parts: dict[str, int]) -> str:
 
 
 def _without_grid(layout: GridOptions, model: ModelConfig) -> str:
-    """Options of 1d on as many of the ranks as divide the model."""
+    """Return the options of 1d on as many of the ranks as divide the model."""
     tp = max(n for n in possible_sizes(model) if layout.tp % n == 0)
     depth = " --parallel.depth 1" if layout.depth > 1 else ""
     return f"--parallel.tensor 1d{depth} --parallel.tp {tp}"

@@ -70,7 +70,7 @@ class _Summa(torch.autograd.Function):
 
 
 def join(weights: Sequence[Tensor]) -> Tensor:
-    """Matrices (outputs, inputs) of the same inputs as one; a single one is not copied."""
+    """Return the matrices (outputs, inputs) of the same inputs as one; a single one is not copied."""
     return weights[0] if len(weights) == 1 else torch.cat([*weights])
 
 

@@ -191,7 +191,7 @@ class CubeTraffic(ModuleTraffic):
 
 
 def _vocabulary_part(model: ModelConfig, side: int, index: int) -> int:
-    """Ids of a grid's column, or of a cube's row; the last one may have fewer."""
+    """Return the ids of a grid's column, or of a cube's row; the last one may have fewer."""
     part = -(-model.vocab_size // side)
     return min(part, model.vocab_size - index * part)
 

@@ -64,7 +64,9 @@ class LocalReplicas(Plugin):
         self.model.all_gather_params()
 
     def state(self, state: State, stored: CheckpointRecord | None = None) -> State:
-        """The shared weights and momenta, and this replica's own states; of a run without replicas `state` is all.
+        """Return the shared weights and momenta, and this replica's own states.
+
+        Of a run without replicas `state` is all.
 
         Raises UsageError for a checkpoint of another number of replicas within their local steps.
         """

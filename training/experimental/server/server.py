@@ -184,7 +184,10 @@ class GradientServer:
             self._changed.notify_all()
 
     def _next(self, worker: int, link: Link) -> tuple[Part, int, Tensor] | None:
-        """The worker's next part, and the weights to compute it with, of so many updates; None when all are done."""
+        """Return the worker's next part, and the weights to compute it with, of so many updates.
+
+        None when all are done.
+        """
         with self._changed:
             part: Part | None = None
 

@@ -38,7 +38,7 @@ def _read(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _full_every(kinds: list[str] | None, layers: int) -> int:
-    """Every how many-th layer has no window; by default every second. Raises UsageError for another order."""
+    """Return every how many-th layer has no window; by default every second. Raises UsageError for another order."""
     if kinds is None:
         return 2
     every = kinds.index(_FULL) + 1 if _FULL in kinds else layers + 1

@@ -59,7 +59,7 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 
 def _use_onednn(x: Tensor, weight: Tensor) -> bool:
-    """True for float32 products in training.
+    """Return True for float32 products in training.
 
     Not for sampling: oneDNN prepares a kernel per shape, and each sampled token gives a new shape.
     """
@@ -92,7 +92,10 @@ class _OneDNNLinear(torch.autograd.Function):
 
 
 def _needs_grad(node: Any) -> bool:
-    """True if the current backward pass executes `node`; always for leaves, as autograd cannot answer for them."""
+    """Return True if the current backward pass executes `node`.
+
+    Always for leaves, as autograd cannot answer for them.
+    """
     if node is None or node.name() == "torch::autograd::AccumulateGrad":
         return node is not None
     return bool(torch._C._will_engine_execute_node(node))
@@ -106,7 +109,7 @@ def _onednn(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
-    """Rows `ids` of `weight`."""
+    """Return the rows `ids` of `weight`."""
     if weight.dtype == accumulation_dtype(weight.dtype):
         return F.embedding(ids, weight)
     return _Embedding.apply(ids, weight)
@@ -269,7 +272,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def _use_numba(x: Tensor) -> bool:
-    """True for float32 on a single thread, outside torch.compile and inference mode."""
+    """Return True for float32 on a single thread, outside torch.compile and inference mode."""
     return (
         x.dtype is torch.float32
         and torch.get_num_threads() == 1

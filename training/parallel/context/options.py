@@ -25,7 +25,7 @@ class ContextOptions(TensorOptions):
 
     @property
     def context_chunks(self) -> int:
-        """Chunks of a sequence that a rank has: of a ring two, an early and a late one, where cp divides it."""
+        """Return chunks of a sequence that a rank has: of a ring two, an early and a late one, where cp divides it."""
         return 2 if self.cp > 1 and self.context == "ring" else 1
 
     @property
@@ -34,7 +34,7 @@ class ContextOptions(TensorOptions):
         return self.cp * math.lcm(self.context_chunks, self.sequence_shards)
 
     def describe_context(self) -> list[str]:
-        """Words for logs, such as "cp 2 (ring)"."""
+        """Return the words for logs, such as "cp 2 (ring)"."""
         return [f"cp {self.cp} ({self.context})"] * (self.cp > 1)
 
     def check_context(self, model: ModelConfig, seq_len: int) -> None:

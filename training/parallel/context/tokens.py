@@ -31,24 +31,24 @@ class TokenOrder:
         return cls(world.axis("cp"), layout.context_chunks)
 
     def chunks(self, rank: int) -> tuple[int, ...]:
-        """Numbers of the chunks of a rank, in the order in which it has them."""
+        """Return the numbers of the chunks of a rank, in the order in which it has them."""
         return (rank,) if self.per_rank == 1 else (rank, 2 * self.axis.size - 1 - rank)
 
     def positions(self, local: Tensor, length: int) -> Tensor:
-        """Positions in the global sequence of this rank's tokens of numbers `local`, of `length` that it has."""
+        """Return positions in the global sequence of this rank's tokens of numbers `local`, of `length` that it has."""
         size = length // self.per_rank
         shifts = [size * (chunk - i) for i, chunk in enumerate(self.chunks(self.axis.rank))]
         return torch.where(local < size, local + shifts[0], local + shifts[-1])
 
     def own(self, x: Tensor) -> Tensor:
-        """This rank's tokens: (B, T) to (B, T / n)."""
+        """Return this rank's tokens: (B, T) to (B, T / n)."""
         if self.axis.size == 1:
             return x
         chunks = x.unflatten(1, (self.per_rank * self.axis.size, -1))
         return chunks[:, list(self.chunks(self.axis.rank))].flatten(1)
 
     def own_batch(self, batch: TokenBatch) -> TokenBatch:
-        """This rank's tokens of all sequences of a batch."""
+        """Return this rank's tokens of all sequences of a batch."""
         if self.axis.size == 1:
             return batch
         positions = None if batch.positions is None else self.own(batch.positions)

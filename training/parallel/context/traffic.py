@@ -42,7 +42,7 @@ def context_traffic(inputs: TrafficInputs) -> Traffic:
 
 
 def attention_traffic(sizes: ContextSizes, forward: int, backward: int) -> Mapping[str, tuple[int, int]]:
-    """Calls and bytes by operation, of so many forward and backward passes of attention layers."""
+    """Return the calls and bytes by operation, of so many forward and backward passes of attention layers."""
     if sizes.kind == "ulysses":
         elements = sizes.tokens * 2 * (sizes.queries + sizes.keys)
         return {"all-to-all": (2 * (forward + backward), (forward + backward) * elements * sizes.itemsize)}

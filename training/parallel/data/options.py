@@ -24,11 +24,14 @@ class DataOptions:
 
     @property
     def shards_parameters(self) -> bool:
-        """True with ZeRO-3, where FSDP gathers parameters when they are used; otherwise each rank has them all."""
+        """Return True with ZeRO-3, where FSDP gathers parameters when they are used.
+
+        Otherwise each rank has them all.
+        """
         return self.zero == 3
 
     def describe_data(self) -> list[str]:
-        """Words for logs, such as "dp 4", "ZeRO-2"."""
+        """Return the words for logs, such as "dp 4", "ZeRO-2"."""
         group = f" over {self.zero_group}" if self.zero_group != self.dp else ""
         return [f"dp {self.dp}"] + [f"ZeRO-{self.zero}{group}"] * (self.zero > 0)
 

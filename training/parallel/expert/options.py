@@ -35,5 +35,5 @@ class ExpertOptions:
 
 
 def is_expert(name: str) -> bool:
-    """True for a parameter that has a matrix for each expert."""
+    """Return True for a parameter that has a matrix for each expert."""
     return ".experts." in name

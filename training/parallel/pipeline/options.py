@@ -36,7 +36,7 @@ class PipelineOptions:
 
     @property
     def stages(self) -> int:
-        """Pipeline stages over all ranks."""
+        """Return the pipeline stages over all ranks."""
         return self.pp * self.virtual_stages
 
     @property
@@ -58,7 +58,7 @@ class PipelineOptions:
         return self.pipeline.passes(RankStages(self.pp, rank, self.stages_of_rank(rank), self.micro_batches))
 
     def describe_pipeline(self) -> list[str]:
-        """Words for logs, such as "pp 2 (1f1b)"."""
+        """Return the words for logs, such as "pp 2 (1f1b)"."""
         turns = f", {self.virtual_stages} stages each" if self.virtual_stages > 1 else ""
         return [f"pp {self.pp} ({self.schedule}{turns})"] * (self.pp > 1)
 

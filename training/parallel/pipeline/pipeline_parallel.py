@@ -163,7 +163,7 @@ class Pipeline:
         return outputs.get(self.layout.stages - 1, [])
 
     def _receive(self, stage: int, outputs: dict[int, list[Tensor]], i: int, tokens: Tensor) -> Tensor:
-        """Activations of micro-batch `i` from the previous stage, which may be on this rank."""
+        """Return the activations of micro-batch `i` from the previous stage, which may be on this rank."""
         if stage - 1 in outputs:
             return outputs[stage - 1][i]
         x = self._features(tokens, device=self.device)

@@ -39,7 +39,7 @@ class PassOn(nn.Module):
 
 
 def split_stages(decoder: Decoder, layout: Layout, rank: int, seq_len: int) -> list[Decoder]:
-    """Copies of pipeline rank `rank`'s stages of a decoder on the meta device; without a pipeline, of all of it.
+    """Return copies of pipeline rank `rank`'s stages of a decoder on the meta device; without a pipeline, of all of it.
 
     `seq_len` as of `stage_layers`.
     """
@@ -51,5 +51,5 @@ def split_stages(decoder: Decoder, layout: Layout, rank: int, seq_len: int) -> l
 
 
 def global_name(part: Decoder, name: str) -> str:
-    """Name of a stage's parameter in the unsplit model, where a tied output matrix has the embedding's name."""
+    """Return name of a stage's parameter in the unsplit model, where a tied output matrix has the embedding's name."""
     return "embed.tokens.weight" if name == "head.weight" and part.config.tied else name

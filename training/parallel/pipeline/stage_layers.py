@@ -15,7 +15,7 @@ def stage_layers(config: ModelConfig, stages: int, seq_len: int) -> list[range]:
 
 
 def divide_layers(layers: int, stages: int, head: float) -> list[int]:
-    """Layers of each stage, one or more, with the least cost of the most expensive stage.
+    """Return the layers of each stage, one or more, with the least cost of the most expensive stage.
 
     `head`: cost of the output matrix, which the last stage has, in layers.
     """

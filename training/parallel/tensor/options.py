@@ -23,17 +23,17 @@ class TensorOptions:
 
     @property
     def sequence_shards(self) -> int:
-        """Ranks that share the tokens of a sequence between the tensor-parallel regions."""
+        """Return the ranks that share the tokens of a sequence between the tensor-parallel regions."""
         return self.tp if self.sequence_parallel else 1
 
     @property
     def batch_shards(self) -> int:
-        """Parts into which tensor-parallel ranks divide the sequences of a replica."""
+        """Return the parts into which tensor-parallel ranks divide the sequences of a replica."""
         return 1
 
     @property
     def feature_shards(self) -> int:
-        """Parts into which tensor-parallel ranks divide the features between two layers."""
+        """Return the parts into which tensor-parallel ranks divide the features between two layers."""
         return 1
 
     def kv_copies(self, model: ModelConfig) -> int:
@@ -41,11 +41,11 @@ class TensorOptions:
         return kv_copies(model, self.tp)
 
     def attention_widths(self, model: ModelConfig) -> tuple[int, int]:
-        """Features of the queries, and of the keys, of the heads of one tensor-parallel rank."""
+        """Return the features of the queries, and of the keys, of the heads of one tensor-parallel rank."""
         return model.q_width // self.tp, model.kv_width * kv_copies(model, self.tp) // self.tp
 
     def describe_tensor(self) -> list[str]:
-        """Words for logs, such as "tp 2"."""
+        """Return the words for logs, such as "tp 2"."""
         return [f"tp {self.tp}" + " with sequence parallelism" * self.sequence_parallel] * (self.tp > 1)
 
     def check_tensor(self, model: ModelConfig, seq_len: int) -> None:

@@ -54,7 +54,10 @@ def _gradients(inputs: TrafficInputs) -> Traffic:
 
 
 def _loss_chunks(inputs: TrafficInputs) -> int:
-    """Chunks of tokens in which the loss takes a micro-batch, by the largest logits of a rank; one token at least."""
+    """Return the chunks of tokens in which the loss takes a micro-batch, by the largest logits of a rank.
+
+    One token at least.
+    """
     rows = -(-inputs.config.vocab_size // inputs.layout.tp)
     tokens = inputs.tokens // inputs.layout.micro_batches
     return -(-tokens // max(1, inputs.chunk_bytes // (rows * inputs.wide)))
