@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gristmill.batches import batched, partition_of
 from gristmill.counts import HELD_OUT, READ, WRITTEN, Counts
+from gristmill.engine.execution.worker_deaths import note_no_place, note_place
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result
 from gristmill.errors import InputError
@@ -113,6 +114,7 @@ class _RowEncoder:
             for is_long, some in groupby(batch, lambda document: len(document.text) > LONG_TEXT):
                 for documents_together in [[one] for one in some] if is_long else [list(some)]:
                     chosen = slice(done, done + len(documents_together))
+                    note_place(part.label, documents_together[0].key.row, is_alone=is_long)
                     _reject_changed(part, documents_together, decided, chosen)
                     rows = _Rows(part, documents_together, decided, chosen, self._flags(documents_together))
                     if is_long:
@@ -124,6 +126,7 @@ class _RowEncoder:
                 del some
             del batch  # a large document is gone before its frame is written, and the next is read
             scatter.write_full()
+        note_no_place()
 
     def _flags(self, documents: Sequence[Document]) -> NDArray[np.uint64]:
         """Return _IS_LOSSY for each document of which the tokens do not restore the text, else 0."""

@@ -2,7 +2,10 @@
 
 import importlib
 import json
+import os
 import signal
+import subprocess
+import sys
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -31,6 +34,21 @@ from tests.tokenizers_of_models import BEGIN, content_of
 from tests.verify_shards import verify_shards
 
 stage = importlib.import_module("preprocessing.encode")
+ROOT = Path(__file__).resolve().parents[2]
+DEADLY = """
+import gristmill.engine.slices, os, signal
+from preprocessing.mixing import token_rows
+
+gristmill.engine.slices.SMALL_BYTES = 0
+add_short = token_rows._RowEncoder._add_short
+
+def die_of_deadly_text(self, scatter, rows):
+    if any("deadly" in document.text for document in rows.documents):
+        os.kill(os.getpid(), signal.SIGKILL)
+    add_short(self, scatter, rows)
+
+token_rows._RowEncoder._add_short = die_of_deadly_text
+"""
 ODD = ["", " ", "e\u0301 \u00e9 \ufb01", "a\u2581b", "1234567890 3.14", "👩‍👩‍👧‍👦", "NUL \0 within\0", "long " * 20_000]
 
 
@@ -267,3 +285,21 @@ def test_sentencepiece_decodes_what_was_encoded(tmp_path: Path, norm: Path, quie
     lines = [line for file in list_corpus(norm) for line in file.path.read_text().splitlines()]
     every = Counter(json.loads(line)["text"].replace("\u2581", " ") for line in lines)
     assert texts.keys() <= every.keys() and len(texts) > 100
+
+
+def test_the_documents_on_which_a_worker_dies_are_named(
+    tmp_path: Path, corpus, write, quiet: RunOptions, model: Path
+) -> None:
+    """By file and first row of those that are encoded together; Python imports sitecustomize in workers, too."""
+    norm = corpus(book=9, c4=9)
+    long_text = "long " * 250_000  # is not encoded together with what follows
+    texts = ["a text", long_text, "another", "a deadly one"]
+    write(norm / "web" / "0.jsonl", [{"text": text, "id": row} for row, text in enumerate(texts)])
+    mix(norm, tmp_path / "mix", holdout=0, options=quiet)
+    (tmp_path / "sitecustomize.py").write_text(DEADLY)
+    command = [sys.executable, "-m", "preprocessing.encode", "--input_dir", norm, "--mix_dir", tmp_path / "mix"]
+    command += ["--tokenizer", model, "--out_dir", tmp_path / "tokens", "--workers", "2"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "error: a worker process died in encode on web/0.jsonl, row 2 or soon after (SIGKILL): " in done.stderr

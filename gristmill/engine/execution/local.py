@@ -32,6 +32,7 @@ from gristmill.engine.execution.worker_deaths import (
     known_deaths,
     use_journal,
 )
+from gristmill.engine.task import Task
 from gristmill.errors import GristmillError, WorkerDied
 from gristmill.processes import (
     TERMINATED,
@@ -44,11 +45,13 @@ from gristmill.processes import (
 )
 from gristmill.storage.files import hash_file
 from gristmill.storage.lock import hold_worker_lock
+from gristmill.wording import count_of
 
 _FOR_FORK_SERVER = "gristmill.engine.execution.fork_server"
 _FOR_FORK_SERVER_OF_KERNELS = "gristmill.engine.execution.fork_server_kernels"
 _PACKAGES_OF_STAGES = ("preprocessing.", "dedup.")
 _GRACE_SECONDS = 3.0  # for interrupted tasks to end; then they are killed
+_FILES_NAMED = 3  # of those that a task reads
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 
 
@@ -226,15 +229,18 @@ def _describe_death(call: Call, how: str, document: CurrentDocument | None = Non
     `deaths`: on so many documents workers died before, and these were to be set aside.
     """
     inner = call.arguments.get("call", call)  # of a process that shares its tasks
+    task_run = inner.task_run if isinstance(inner, Call) else None
     where = f" in {call.foreign}" if call.foreign else ""
     if document:
         name = document.label.rpartition("+")[0]
         if document.row == READING:
             return _describe_death_of_reader(name, how, call.sets_aside)
+        if task_run and not call.foreign:
+            where = f" in {task_run.run}"
         soon = "" if document.is_alone else " or soon after"
         where += f" on {name}, row {document.row}{soon}"
-    elif isinstance(inner, Call) and inner.task_run:
-        where += f" in the task {inner.task_run.task.name} of {inner.task_run.run}"
+    elif task_run:
+        where += f" in the task {task_run.task.name} of {task_run.run}{_describe_files(task_run.task)}"
     if deaths > MAX_DEATHS:
         return (
             f"worker processes died on {deaths:,} documents of one task, at last{where} ({how}): fix the function, as "
@@ -253,6 +259,16 @@ def _describe_death(call: Call, how: str, document: CurrentDocument | None = Non
         f"{reason}: most often the machine ran out of memory. Try fewer --workers or a "
         "smaller --memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
     )
+
+
+def _describe_files(task: Task) -> str:
+    """Return which files of a corpus a task reads, where its name does not say it."""
+    files = list(dict.fromkeys(name for name in task.names.values() if name))
+    if len(files) < 2:
+        return ""
+    named = ", ".join(files[:_FILES_NAMED])
+    more = f" and {count_of(len(files) - _FILES_NAMED, 'other')}" if len(files) > _FILES_NAMED else ""
+    return f", which reads {named}{more}"
 
 
 def _describe_death_of_reader(file: str, how: str, sets_aside: bool) -> str:

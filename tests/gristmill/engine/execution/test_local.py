@@ -17,8 +17,10 @@ import pytest
 from gristmill.engine.execution import local
 from gristmill.engine.execution.call import Call
 from gristmill.engine.execution.local import LocalExecutor
-from gristmill.engine.task import FileSet
+from gristmill.engine.execution.task_run import TaskRun
+from gristmill.engine.task import FileSet, Task
 from gristmill.errors import GristmillError, InputError, WorkerDied
+from gristmill.io.documents import Slice
 from gristmill.text import matching_form, utf8_size
 from tests.patience import patience, wait_until
 
@@ -66,6 +68,21 @@ def test_a_dead_worker_leaves_no_call_to_cancel() -> None:
             while pending:
                 list(executor.take_finished(pending))
         assert not pending
+
+
+def die_in_task(task_run: TaskRun) -> None:
+    """End this process, as a crash in a library does."""
+    os._exit(9)
+
+
+def test_the_files_that_a_task_of_a_dead_worker_reads_are_named(tmp_path: Path) -> None:
+    slices = tuple(Slice(tmp_path / name, f"book/{name}") for name in "abcde")
+    task = TaskRun("filter", "find", Task.on_slices(slices, utf8_size, {}, ()))
+    with pytest.raises(
+        WorkerDied,
+        match=r"died in the task book/a\+0 of filter, which reads book/a, book/b, book/c and 2 others \(exit code 9\):",
+    ):
+        run_all([*CALLS, Call(die_in_task, {}, task_run=task)], 2)
 
 
 def end_and_tidy(path: Path) -> None:
