@@ -47,10 +47,10 @@ def bench_gpu(
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device is cuda, and torch finds no GPU on this machine; try --tiny --device cpu")
-    require(0 <= minutes < math.inf, f"--minutes is {minutes}; wanted 0 or more; try --minutes 10")
+    require(0 <= minutes < math.inf, f"--minutes is {minutes}; expected 0 or more; try --minutes 10")
     known = [*SECTIONS, *PARTS]
     unknown = [name for name in leave_out if name not in known]
-    require(not unknown, f"--leave_out has {', '.join(unknown)}; wanted names among {', '.join(known)}")
+    require(not unknown, f"--leave_out has {', '.join(unknown)}; expected names among {', '.join(known)}")
     started, parts, failed = time.monotonic(), [_machine(device, tiny)], []
     with TemporaryDirectory() as folder:
         for name, section in SECTIONS.items():

@@ -86,7 +86,7 @@ def measure(name: str, texts: list[list[str]], tokenizer: Path, repeat: int) -> 
         theirs = [model.encode(text) for text in batch]
         slow += time.process_time() - start
         parts = (ids[start:end] for start, end in pairwise(offsets))
-        different += sum(not np.array_equal(part, wanted) for part, wanted in zip(parts, theirs, strict=True))
+        different += sum(not np.array_equal(part, expected) for part, expected in zip(parts, theirs, strict=True))
     size = sum(utf8_size(text) for batch in texts for text in batch) / MEGABYTE
     tokens, documents = sum(len(ids) for ids, _ in ours), sum(map(len, texts))
     speeds = (size / max(seconds, 1e-9) for seconds in (slow, min(cold), min(warm)))

@@ -101,12 +101,12 @@ def _chosen(variants: Sequence[str] | None, add: Sequence[str] | None) -> dict[s
     """Options by name, the default first. Raises UsageError for a name that is not known."""
     unknown = [name for name in variants or () if name not in VARIANTS]
     if unknown:
-        raise UsageError(f"there is no variant {unknown[0]}; wanted {', '.join(VARIANTS)}, or --add 'NAME: OPTIONS'")
+        raise UsageError(f"there is no variant {unknown[0]}; expected {', '.join(VARIANTS)}, or --add 'NAME: OPTIONS'")
     chosen = {DEFAULT: ""} | {name: VARIANTS[name] for name in (VARIANTS if variants is None else variants)}
     for text in add or ():
         name, colon, options = text.partition(":")
         if not colon:
-            raise UsageError(f"--add {text!r} has no colon; wanted 'NAME: OPTIONS'")
+            raise UsageError(f"--add {text!r} has no colon; expected 'NAME: OPTIONS'")
         chosen[name.strip()] = options.strip()
     return chosen
 

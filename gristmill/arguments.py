@@ -307,8 +307,8 @@ _OTHER_NAMES = {
 def _same_key(given: str, known: Sequence[str]) -> str:
     """Return the known name with the key of `given`, in any section, or with what that key is called here; or ''."""
     key = _squeezed_key(given)
-    for wanted in (key, _OTHER_NAMES.get(key, "").replace("_", "")):
-        same = [name for name in known if _squeezed_key(name) == wanted]
+    for squeezed in (key, _OTHER_NAMES.get(key, "").replace("_", "")):
+        same = [name for name in known if _squeezed_key(name) == squeezed]
         if same:
             return difflib.get_close_matches(given, same, n=1, cutoff=0.0)[0]
     return ""

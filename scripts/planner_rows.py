@@ -58,7 +58,7 @@ def _read_vtrain(path: Path, device: str, recompute: str) -> Iterator[MeasuredRo
             sizes = {name: int(float(row[column])) for name, column in _COLUMNS.items()}
             seconds = float(row["iteration time (ms)"]) / 1e3
         except (KeyError, ValueError) as error:
-            raise InputError(f"{path}, line {line}: {error}; wanted a number") from error
+            raise InputError(f"{path}, line {line}: {error}; expected a number") from error
         cluster = Cluster(find_device(device), sizes["tp"] * sizes["dp"] * sizes["pp"])
         cluster = cluster.with_network(100e9)  # four cards of 200 Gb/s; one node uses none
         yield MeasuredRow(path.name, line, _run(sizes, 51_200, cluster, recompute, None), seconds)
@@ -104,6 +104,6 @@ def _run(
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     if not path.is_file():
-        raise InputError(f"{path} does not exist; wanted a folder with {MULTI_NODE}, {SINGLE_NODE} and {BLOOM}")
+        raise InputError(f"{path} does not exist; expected a folder with {MULTI_NODE}, {SINGLE_NODE} and {BLOOM}")
     with path.open(encoding="utf-8", newline="") as lines:
         yield from enumerate(csv.DictReader(lines), 2)

@@ -205,8 +205,8 @@ def read_chosen(part: Slice, rows: Sequence[int], only_text: bool = False) -> It
     Raises InputError if one of the rows is no document, DamagedFile and InputError as read_documents.
     """
     hold = MemoryReservation()
-    wanted = iter(rows)
-    expected = next(wanted, None)
+    rows_left = iter(rows)
+    expected = next(rows_left, None)
     for row, record in _records(part) if rows else ():
         if row != expected or isinstance(record, Skipped):
             continue
@@ -231,7 +231,7 @@ def read_chosen(part: Slice, rows: Sequence[int], only_text: bool = False) -> It
         record = b""
         yield only.pop()  # a large document is the caller's alone, and gone before the next is read
         hold.release()
-        expected = next(wanted, None)
+        expected = next(rows_left, None)
         if expected is None:
             return
     if expected is not None:

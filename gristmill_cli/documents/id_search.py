@@ -24,10 +24,10 @@ from preprocessing.steps.normalise import web_libraries
 class IdSearch(Rejects):
     """Notes where ids and urls are, in documents and in records that are no documents; writes nothing."""
 
-    def __init__(self, output: Path, wanted: frozenset[str]) -> None:
+    def __init__(self, output: Path, names: frozenset[str]) -> None:
         super().__init__(output)
-        self._wanted = wanted
-        self._quoted = {name: {json.dumps(name), json.dumps(name, ensure_ascii=False)} for name in wanted}
+        self._names = names  # ids and urls to look for
+        self._quoted = {name: {json.dumps(name), json.dumps(name, ensure_ascii=False)} for name in names}
         self._file = ""
         self._row = 0
         self.documents = defaultdict[str, list[DocKey]](list)
@@ -42,12 +42,12 @@ class IdSearch(Rejects):
     def look_at(self, document: Document) -> None:
         """Note a document if its id or url is one of those."""
         for name in {document.own_id, str(document.value("url") or "")}:
-            if name is not None and name in self._wanted:
+            if name is not None and name in self._names:
                 self.documents[name].append(document.key)
 
     def note(self, row: int, reason: str, size: int, url: str = "") -> None:  # noqa: ARG002
         self._row = row
-        if url in self._wanted:
+        if url in self._names:
             self.skipped[url].append((DocKey(self._file, row), reason))
 
     def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:  # noqa: ARG002
@@ -60,7 +60,7 @@ class IdSearch(Rejects):
                     self.malformed[name].append(key)
             return
         for name in {str(record.get("id")), str(record.get("url"))}:
-            if name in self._wanted:
+            if name in self._names:
                 self.malformed[name].append(key)
 
 
@@ -78,11 +78,11 @@ def search_text(config: RunConfig, piece: str) -> list[DocKey]:
 
     The corpus may have other spaces than the piece, and another normal form.
     """
-    wanted = _on_one_line(piece)
+    piece_on_one_line = _on_one_line(piece)
     with tempfile.TemporaryDirectory() as folder:
         search = IdSearch(Path(folder) / "malformed", frozenset())
         documents = _raw_documents(config, search)
-        return [document.key for document in documents if wanted in _on_one_line(document.text)]
+        return [document.key for document in documents if piece_on_one_line in _on_one_line(document.text)]
 
 
 def _raw_documents(config: RunConfig, search: IdSearch) -> Iterator[Document]:

@@ -35,12 +35,12 @@ class TableCache:
         """
         rows = list[dict[str, Any]]()
         for table in self._pieces(path, None if columns is None else (*{**dict.fromkeys(columns), **equal},), equal):
-            is_wanted = pa.chunked_array([pa.repeat(pa.scalar(True), table.num_rows)])
+            is_selected = pa.chunked_array([pa.repeat(pa.scalar(True), table.num_rows)])
             for name, value in equal.items():
-                is_wanted = pc.and_(is_wanted, pc.fill_null(pc.equal(table.column(name), value), False))
+                is_selected = pc.and_(is_selected, pc.fill_null(pc.equal(table.column(name), value), False))
             for name, values in among.items():
-                is_wanted = pc.and_(is_wanted, pc.is_in(table.column(name), pa.array(values)))
-            rows += table.filter(is_wanted).to_pylist()
+                is_selected = pc.and_(is_selected, pc.is_in(table.column(name), pa.array(values)))
+            rows += table.filter(is_selected).to_pylist()
         return rows
 
     def _pieces(self, path: Path, columns: tuple[str, ...] | None, required: Mapping[str, Any]) -> Iterator[pa.Table]:

@@ -377,22 +377,22 @@ class Tracer:
             before += shard.documents
         raise UsageError(f"tokens/{set_name} has no shard {shard_name}: expected one such as tokens_00000")
 
-    def _by_id(self, wanted: str, searched: IdSearch) -> Iterator[Way]:
+    def _by_id(self, name: str, searched: IdSearch) -> Iterator[Way]:
         """Yield the way of the record with this id or url: a document, else a malformed or a skipped record.
 
         Raises UsageError unless it is one.
         """
-        keys = searched.documents[wanted] or searched.malformed[wanted]
-        if not keys and searched.skipped[wanted]:
-            for key, reason in searched.skipped[wanted]:
-                yield Way(f"{wanted} in {key.file}", [Fate(FIRST_STAGE, f"removed: {reason}")])
+        keys = searched.documents[name] or searched.malformed[name]
+        if not keys and searched.skipped[name]:
+            for key, reason in searched.skipped[name]:
+                yield Way(f"{name} in {key.file}", [Fate(FIRST_STAGE, f"removed: {reason}")])
             return
         if not keys:
-            raise UsageError(f"{self.config.corpus} has no document with the id or url {wanted!r}; try a key FILE@ROW")
+            raise UsageError(f"{self.config.corpus} has no document with the id or url {name!r}; try a key FILE@ROW")
         if len(keys) > 1:
             named = ", ".join(map(str, keys[:_MAX_KEYS]))
-            raise UsageError(f"{len(keys):,} documents have the id or url {wanted!r}: give the key of one, of {named}")
-        yield from self._by_key(keys[0], is_raw=True, is_mixed=False, name=wanted)
+            raise UsageError(f"{len(keys):,} documents have the id or url {name!r}: give the key of one, of {named}")
+        yield from self._by_key(keys[0], is_raw=True, is_mixed=False, name=name)
 
 
 def _to_record(row: dict[str, Any]) -> RawRecord:

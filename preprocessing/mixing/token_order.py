@@ -61,14 +61,14 @@ class DocumentPlaces:
         for key in keys:
             rows_of.setdefault(key.file, set()).add(key.row)
         for set_name in (TRAIN, HELD_OUT):
-            wanted = list[tuple[DocKey, int, np.uint64]]()  # with the part and the order in it
+            copies_of_keys = list[tuple[DocKey, int, np.uint64]]()  # with the part and the order in it
             for copies in self._copies(set_name, rows_of.keys()):
                 rows = np.array(sorted(rows_of[copies.file]), np.int64)
                 for at in np.flatnonzero(np.isin(copies.rows, rows)).tolist():
                     key = DocKey(copies.file, int(copies.rows[at]))
-                    wanted.append((key, int(copies.parts[at]), copies.orders[at]))
-            numbers = self._numbers_before(set_name, [(part, order) for _, part, order in wanted])
-            for (key, _, _), number in zip(wanted, numbers, strict=True):
+                    copies_of_keys.append((key, int(copies.parts[at]), copies.orders[at]))
+            numbers = self._numbers_before(set_name, [(part, order) for _, part, order in copies_of_keys])
+            for (key, _, _), number in zip(copies_of_keys, numbers, strict=True):
                 places[key].append(TokenPlace(set_name, number))
         return places
 
@@ -82,42 +82,44 @@ class DocumentPlaces:
         for copies in self._copies(set_name):
             sizes += np.bincount(copies.parts, minlength=self._parts)
         ends = np.cumsum(sizes)
-        wanted = dict[int, list[int]]()
+        numbers_in = dict[int, list[int]]()  # by part
         for number in sorted(set(numbers)):
             if not 0 <= number < ends[-1]:
                 raise UsageError(f"document {number:,} of {set_name}: expected one from 0 to {ends[-1] - 1:,}")
-            wanted.setdefault(int(np.searchsorted(ends, number, side="right")), []).append(number)
-        keys = {part: list[DocKey]() for part in wanted}
-        orders = {part: [np.empty(0, np.uint64)] for part in wanted}
+            numbers_in.setdefault(int(np.searchsorted(ends, number, side="right")), []).append(number)
+        keys = {part: list[DocKey]() for part in numbers_in}
+        orders = {part: [np.empty(0, np.uint64)] for part in numbers_in}
         for copies in self._copies(set_name):
-            for part in np.intersect1d(copies.parts, list(wanted)).tolist():
+            for part in np.intersect1d(copies.parts, list(numbers_in)).tolist():
                 is_in_part = copies.parts == part
                 orders[part].append(copies.orders[is_in_part])
                 keys[part] += [DocKey(copies.file, row) for row in copies.rows[is_in_part].tolist()]
         key_of_number = dict[int, DocKey]()
-        for part, of_part in wanted.items():
+        for part, of_part in numbers_in.items():
             order = np.argsort(np.concatenate(orders[part]), kind="stable")
             before = int(ends[part] - sizes[part])
             for number in of_part:
                 key_of_number[number] = keys[part][int(order[number - before])]
         return key_of_number
 
-    def _numbers_before(self, set_name: str, wanted: Sequence[tuple[int, np.uint64]]) -> list[int]:
+    def _numbers_before(self, set_name: str, parts_and_orders: Sequence[tuple[int, np.uint64]]) -> list[int]:
         """Return, for parts and orders in them, how many copies in a set are in earlier parts or before in the part."""
         sizes = np.zeros(self._parts + 1, np.int64)
         positions = dict[int, list[int]]()
-        for position, (part, _) in enumerate(wanted):
+        for position, (part, _) in enumerate(parts_and_orders):
             positions.setdefault(part, []).append(position)
-        orders = np.array([order for _, order in wanted], np.uint64)
-        numbers = np.zeros(len(wanted), np.int64)
-        for copies in self._copies(set_name) if wanted else ():
+        if not parts_and_orders:
+            return []
+        orders = np.array([order for _, order in parts_and_orders], np.uint64)
+        numbers = np.zeros(len(orders), np.int64)
+        for copies in self._copies(set_name):
             sizes[1:] += np.bincount(copies.parts, minlength=self._parts)
             for part, of_part in positions.items():
                 others = np.sort(copies.orders[copies.parts == part])
                 numbers[of_part] += np.searchsorted(others, orders[of_part])
         before = np.cumsum(sizes)
-        own: list[int] = (numbers + before[[part for part, _ in wanted]]).tolist() if wanted else []
-        return own
+        all_numbers: list[int] = (numbers + before[[part for part, _ in parts_and_orders]]).tolist()
+        return all_numbers
 
     def _copies(self, set_name: str, names: Collection[str] | None = None) -> Iterator[_Copies]:
         """Yield the copies in a set, of corpus files of these names or of all, in the order of keys."""

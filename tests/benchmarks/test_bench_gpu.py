@@ -44,7 +44,7 @@ def test_a_section_that_fails_is_told_and_the_others_run(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("wrong", [{"minutes": float("nan")}, {"leave_out": ["speeed"]}])
 def test_wrong_options_are_refused_at_the_start(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"--minutes is nan|--leave_out has speeed; wanted names among speed"):
+    with pytest.raises(UsageError, match=r"--minutes is nan|--leave_out has speeed; expected names among speed"):
         bench_gpu(tmp_path / "r.md", "cpu", tiny=True, **wrong)
     assert not list(tmp_path.iterdir())
 
