@@ -77,8 +77,8 @@ def bench_dedup(
         or {signatures, edges} & set(range(1, 10))
     ):
         raise UsageError(
-            f"--rounds {rounds} --seconds {seconds} --pairs {pairs} --signatures {signatures} --edges {edges}: expected "
-            "1 round or more, nothing below 0, and 10 signatures and edges or more, or 0 of them"
+            f"--rounds {rounds} --seconds {seconds} --pairs {pairs} --signatures {signatures} --edges {edges}: "
+            "expected 1 round or more, nothing below 0, and 10 signatures and edges or more, or 0 of them"
         )
     texts = draw_sample(inputs, parse_size(sample))
     with tempfile.TemporaryDirectory() as scratch:

@@ -33,6 +33,8 @@ from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
 from gristmill.steps import FORM_BYTES, FORM_CHARACTERS
 from preprocessing.minimum_length import SizeUnit, check_threshold, is_short
+from preprocessing.mixing.first_texts import FirstTexts
+from preprocessing.mixing.keep_list import reject_stale_lines
 
 STAGE = Stage("filter", version=1, libraries=("unicode", "pyarrow"))
 SHORT = "short"
@@ -99,8 +101,12 @@ def list_short(
     threshold: int,
     options: RunOptions = RunOptions(),
     unit: SizeUnit = "character",
+    keep_list: Path | None = None,
+    first: FirstTexts | None = None,
 ) -> Counts:
     """List the short documents as `filter` does, from the facts of a pass with the step Fingerprint: no text is read.
+
+    This is the first stage of a run that reads the facts, so it refuses a list that the mix would refuse later.
 
     Args:
         facts_dir: Folder of facts that prepare wrote.
@@ -108,6 +114,8 @@ def list_short(
         threshold: Minimum size of the matching form of a document to keep, in units.
         options: Workers, memory, and when to stop; they change no output.
         unit: Unit of the threshold: character, or byte of UTF-8.
+        keep_list: The list of documents that the mix will be given. A line that fits no document is an error now.
+        first: The texts that the first stage of the run wrote, if later ones wrote others.
 
     Returns:
         Documents read, kept and short, per source.
@@ -124,6 +132,7 @@ def list_short(
         label=output_file.name,
     ) as run:
         files = plan_facts(run, facts_dir)
+        reject_stale_lines(run, keep_list, facts_dir, files, first)
         paths = [facts_dir / file.path for file in files]
         tasks = list[Task]()
         for bundle in batched(paths, count=_FACTS_FILES):

@@ -32,6 +32,7 @@ from preprocessing.mixing.band_epochs import bands_table, choose_epochs
 from preprocessing.mixing.decisions import choose_holdout, decide_tasks
 from preprocessing.mixing.drops import DUPLICATE, check_all_found, drops_task, note_provenance
 from preprocessing.mixing.facts import GroupFacts, corpus_files_of
+from preprocessing.mixing.first_texts import FirstTexts
 from preprocessing.mixing.keep_list import find_listed_texts
 from preprocessing.mixing.mix_manifest import (
     DecisionsFile,
@@ -133,6 +134,7 @@ def mix_facts(
     keep_list: Path | None = None,
     low_scores: Path | None = None,
     bands: Path | None = None,
+    first: FirstTexts | None = None,
 ) -> Counts:
     """Decide as `mix` does, from the facts of a pass with the steps TextDigest and TokenCount: no text is read.
 
@@ -140,6 +142,8 @@ def mix_facts(
         facts_dir: Folder of facts that prepare wrote.
         out_dir: OUT/mix, for the decisions, which encode and train_tokenizer read.
         tokenizer: The tokenizer that TokenCount counted tokens with.
+        first: The texts that the first stage of a run wrote, if later ones wrote others: `keep_list` drops documents by
+            these, too.
 
     The other arguments and what is returned: see mix.
     """
@@ -154,7 +158,7 @@ def mix_facts(
         source_weight = source_weights(weights, sources)
         drops = {of_file: run.work / "drops" / f"{file.path}.npz" for file, of_file in zip(files, names, strict=True)}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
-        listed = find_listed_texts(run, keep_list, [facts_dir / file.path for file in files])
+        listed = find_listed_texts(run, keep_list, [facts_dir / file.path for file in files], first)
         split = drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores, listed)
         dropped = run.step("drops", [split])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])

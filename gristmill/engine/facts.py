@@ -27,10 +27,10 @@ def without_vectors(paths: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(path for path in paths if path.name.endswith(SUFFIX))
 
 
-def plan_facts(run: StageRun, folder: Path) -> list[FactsFile]:
-    """Return the files of facts in a folder in the order of keys, which the step `facts` reads."""
-    task = Task("facts", load_index, {"index": folder / INDEX_FILE})
-    return run.step("facts", [task]).values(list[FactsFile])[0]
+def plan_facts(run: StageRun, folder: Path, step: str = "facts") -> list[FactsFile]:
+    """Return the files of facts in a folder in the order of keys, which a step reads."""
+    task = Task(step, load_index, {"index": folder / INDEX_FILE})
+    return run.step(step, [task]).values(list[FactsFile])[0]
 
 
 def load_index(index: Path) -> Result:

@@ -20,6 +20,7 @@ from gristmill_cli.documents.id_search import search_text
 from gristmill_cli.documents.takedown import held_digests
 from gristmill_cli.documents.tracer import Fate, Tracer, Way
 from gristmill_cli.run_config import is_data_run, load_options, read_options
+from gristmill_cli.stages.pipeline import facts_of_raw_corpus
 from preprocessing.mixing.facts import DIGEST
 from preprocessing.mixing.keep_list import DROP, GONE, KEEP, ListedText, parse_text_line
 
@@ -151,7 +152,8 @@ def _records(name: str, ways: list[Way] | UsageError) -> Iterator[dict[str, obje
 def _print_lines(tracer: Tracer, asked: Sequence[_Asked]) -> None:
     """Print the lines of a list that take documents down; those of a list that hold as they stand."""
     digests = np.array(sorted({one.listed.digest for one in asked if one.listed}), DIGEST)
-    held = set(held_digests(tracer.out / "facts", digests).tolist()) if len(digests) else set[bytes]()
+    folders = dict.fromkeys([tracer.out / "facts", facts_of_raw_corpus(tracer.config)])
+    held = set(held_digests(folders, digests).tolist()) if len(digests) else set[bytes]()
     stale = [one for one in asked if one.listed and not one.listed.may_be_gone and _bare(one.listed) not in held]
     names = [one.name for one in asked if one.name and (not one.listed or one in stale)]
     found = tracer.find_all(names, names)

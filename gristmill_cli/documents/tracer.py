@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.counts import FAILED, HELD_OUT, MALFORMED, SKIPPED, WORKER_DIED
-from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
-from gristmill.io.facts import INDEX_FILE, read_index
 from gristmill.io.token_shards import Manifest
 from gristmill.steps import FORM_CHARACTERS
 from gristmill.storage.files import is_file
@@ -19,6 +17,7 @@ from gristmill.wording import count_of
 from gristmill_cli.documents.document_scores import describe_scores
 from gristmill_cli.documents.duplicates import DUPLICATES
 from gristmill_cli.documents.id_search import IdSearch, search_ids
+from gristmill_cli.documents.noted_facts import NotedFacts
 from gristmill_cli.documents.removed_lines import describe_removed, line_of_document, line_of_raw_document
 from gristmill_cli.documents.table_cache import TableCache
 from gristmill_cli.documents.takedown import describe_takedown, line_of
@@ -27,20 +26,19 @@ from gristmill_cli.run_records import load_record
 from gristmill_cli.stages.apply import ApplyFunction
 from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.note_facts import NoteFacts
-from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus, plan_stages
+from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus, first_texts, plan_stages
 from gristmill_cli.stages.spec import StageSpec
 from preprocessing.apply import failed_path
 from preprocessing.document_pass import removed_path
 from preprocessing.mixing.decisions import HELD_OUT_COPY
 from preprocessing.mixing.drops import LISTED
+from preprocessing.mixing.keep_list import GONE
 from preprocessing.mixing.mix_manifest import MixManifest, read_order
 from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace
-from preprocessing.steps.text_digest import TEXT_DIGEST
 
 _PLACE = re.compile(rf"(?:tokens/)?({TRAIN}|{HELD_OUT})(?:/(tokens_\d+))?@(\d+)")
 _KEY = re.compile(r".+/.+@\d+")
 _MAX_KEYS = 5  # of documents with one id that are named
-_FACTS = ("file", "row", FORM_CHARACTERS, "form_bytes", *TEXT_DIGEST)
 _RAW_COLUMNS = ("raw_file", "raw_row", "file", "row", "reason", "value", "detail", "raw_bytes", "bytes")
 
 
@@ -82,6 +80,7 @@ class Tracer:
         self.out = config.out
         self.cleaning = [stage for stage in plan_stages(config) if stage.losses]  # they rewrite texts
         self._tables = TableCache()
+        self._noted = NotedFacts(self._tables)
 
     def find(self, document: str) -> Iterator[tuple[str, list[Fate]]]:
         """Yield a title and the fates of each record that is meant. Raises UsageError if there is none."""
@@ -130,16 +129,14 @@ class Tracer:
         What a function of the user yields (`apply`) has none.
         """
         facts = facts_of_raw_corpus(self.config)
-        if self.config.apply.function or not is_file(facts / INDEX_FILE):
+        if self.config.apply.function:
             return {}
         mixed_of = {self._before_cleaning(key): key for key in set(keys)}
         rows_of = dict[str, list[int]]()
         for key in mixed_of:
             rows_of.setdefault(key.file, []).append(key.row)
-        with local_copies([facts / INDEX_FILE]) as (index,):
-            files = read_index(index)
         found = dict[DocKey, DocKey]()
-        for file in files:
+        for file in self._noted.files(facts):
             for name in {part.file for part in file.slices} & rows_of.keys():
                 columns = ["raw_file", "raw_row", "row"]
                 rows = self._tables.select(facts / file.path, columns, {"file": name}, {"row": rows_of[name]})
@@ -167,6 +164,7 @@ class Tracer:
                 rows = self._tables.select(failed, None, _columns_of(key))
                 if rows:
                     fates.append(Fate("apply", f"removed: {rows[0]['rule']}, {rows[0]['detail']}"))
+                    self._add_line(way, self._line_of_removed(record, ApplyFunction(), key, name))
                     return way
             fates.append(Fate("apply", "a function of yours read it: what that yields has keys of its own"))
             return way
@@ -175,16 +173,30 @@ class Tracer:
                 after, outcome = self._after(stage, key)
                 fates.append(Fate(stage.name, outcome))
                 if after is None:
-                    self._add_line(way, line_of_document(self.config, stage, key, name or str(record.raw)))
+                    self._add_line(way, self._line_of_removed(record, stage, key, name))
                     return way
                 key = after
         failure = self._failure_of_facts(key)
         if failure:
             fates.append(Fate(NoteFacts.name, failure))
-            self._add_line(way, line_of_document(self.config, NoteFacts(), key, name or str(record.raw)))
+            self._add_line(way, self._line_of_removed(record, NoteFacts(), key, name))
             return way
-        self._follow_mixed(way, key, name or str(record.raw))
+        self._follow_mixed(way, key, name or str(record.raw), self._first_fact(record.written))
         return way
+
+    def _first_fact(self, key: DocKey | None) -> dict[str, Any] | None:
+        """Return the facts of a text as the first stage wrote it, where later ones cut it, given the key there."""
+        first = first_texts(self.config)
+        return self._noted.of_document(first.facts, key) if first and key else None
+
+    def _line_of_removed(self, record: RawRecord, stage: StageSpec, key: DocKey, name: str) -> str:
+        """Return the line that keeps out a document that a stage removed which read it under a key; '' if none does.
+
+        It is for the text as the first stage wrote it, which holds whatever later stages cut, or as this one read it.
+        """
+        name = name or str(record.raw)
+        fact = self._first_fact(record.written)
+        return line_of(fact, name, GONE) if fact else line_of_document(self.config, stage, key, name)
 
     def _failure_of_facts(self, key: DocKey) -> str:
         """Return how a step failed on a document after the last stage that writes texts; '' if none did."""
@@ -229,12 +241,8 @@ class Tracer:
     def _raw_records(self, key: DocKey, file_column: str, row_column: str) -> list[RawRecord]:
         """Return the records of the first stage whose key in these columns is this one."""
         facts = facts_of_raw_corpus(self.config)
-        if not is_file(facts / INDEX_FILE):
-            return []
-        with local_copies([facts / INDEX_FILE]) as (index,):
-            files = read_index(index)
         found = list[RawRecord]()
-        for file in files:
+        for file in self._noted.files(facts):
             is_elsewhere = file_column == "file" and all(
                 part.file != key.file or not part.first <= key.row < part.end for part in file.slices
             )
@@ -268,10 +276,10 @@ class Tracer:
         rows = self._tables.select(_losses(self.out, stage), ["row", "removed"], {"file": file, "removed": True})
         return sorted({row["row"] for row in rows})
 
-    def _follow_mixed(self, way: Way, key: DocKey, name: str) -> None:
+    def _follow_mixed(self, way: Way, key: DocKey, name: str, first_fact: dict[str, Any] | None = None) -> None:
         """Add to a way what the stages did that read no text, given the key in what was mixed; places aside.
 
-        `name` is how the lines that take the document down name it.
+        `name` is how the lines that take the document down name it; `first_fact`, the facts of its first text.
         """
         fates = way.fates
         fact = self._fact(key)
@@ -293,7 +301,8 @@ class Tracer:
             if kept and (fact_of_kept := self._fact(kept)):
                 lines.append(line_of(fact_of_kept, str(self._raw_key(kept))))
             way.take_down = tuple(lines)
-            fates.append(Fate("--keep_list", *describe_takedown(self.config.keep_list, is_down, fact, way.take_down)))
+            facts = [one for one in (fact, first_fact) if one]
+            fates.append(Fate("--keep_list", *describe_takedown(self.config.keep_list, is_down, facts, way.take_down)))
         if row:
             fates.append(Fate(DecideMix.name, _describe_decision(row)))
         if row and row["copies"] and is_file(self.out / "tokens" / "order.json"):
@@ -318,16 +327,7 @@ class Tracer:
         return bool(size < spec.threshold)
 
     def _fact(self, key: DocKey) -> dict[str, Any] | None:
-        facts = self.out / "facts"
-        if not is_file(facts / INDEX_FILE):
-            return None
-        with local_copies([facts / INDEX_FILE]) as (index,):
-            files = read_index(index)
-        for file in files:
-            if any(part.file == key.file and part.first <= key.row < part.end for part in file.slices):
-                rows = self._tables.select(facts / file.path, _FACTS, _columns_of(key))
-                return rows[0] if rows else None
-        return None
+        return self._noted.of_document(self.out / "facts", key)
 
     def _similarity(self, key: DocKey) -> tuple[DocKey | None, str]:
         """Return the document that is kept in place of this one, if there is one, and what the comparison found."""

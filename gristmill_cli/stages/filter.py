@@ -31,9 +31,17 @@ class FilterShort(StageSpec):
     requests = 1.1
 
     def call(self, run: RunContext) -> Counts:
-        """Write the key set of the short documents."""
+        """Write the key set of the short documents. Raises InputError for a line of the keep list that fits none."""
         spec = run.config.filter
-        return list_short(run.facts, run.short_documents, spec.threshold, run.options, spec.unit)
+        return list_short(
+            run.facts,
+            run.short_documents,
+            spec.threshold,
+            run.options,
+            spec.unit,
+            run.config.keep_list,
+            run.first_texts,
+        )
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the minimum size, and its unit."""

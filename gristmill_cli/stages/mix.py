@@ -52,6 +52,7 @@ class DecideMix(StageSpec):
             keep_list=config.keep_list,
             low_scores=run.low_scores,
             bands=run.bands,
+            first=run.first_texts,
         )
 
     def settings(self, run: RunContext) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from preprocessing.prepare import note_replaced, prepare
 from preprocessing.quality.recipe import read_recipe
 from preprocessing.steps.normalise import Normalise, check_ftfy
 from preprocessing.steps.recipe_rules import RecipeRules
+from preprocessing.steps.text_digest import TextDigest
 from preprocessing.steps.user_function import StepOptions, UserFunction
 
 
@@ -73,7 +74,11 @@ class NormalizeText(StageSpec):
         steps += [UserFunction.of(options) for options in config.steps]
         if _has_rules(config):
             steps.append(RecipeRules.of(config.recipe))
-        return steps + run.fact_steps if run.is_last_writer else steps
+        if run.is_last_writer:
+            return steps + run.fact_steps
+        if run.first_texts:
+            steps.append(TextDigest())  # take-downs hold for a text as it is now, whatever later stages cut
+        return steps
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return how texts are read and normalised, and the sources that have tables of their own."""

@@ -25,6 +25,7 @@ from gristmill_cli.stages.spec import RunContext, StageSpec
 from gristmill_cli.stages.to_hash import ToHash
 from gristmill_cli.stages.train_text import DedupTrain, Pass1, Pass2
 from gristmill_cli.stages.train_tokenizer import TrainTokenizer
+from preprocessing.mixing.first_texts import FirstTexts
 
 STAGES: tuple[StageSpec, ...] = (
     NormalizeText(),
@@ -99,7 +100,18 @@ def context_of(config: RunConfig, stage: StageSpec, options: RunOptions | None =
     corpus = writer.path(config) if writer else config.corpus
     is_last_writer = stage.rewrites and stage.path(config) == clean_corpus(config)
     writer_name = writer.name if writer else None
-    return RunContext(config, options or config.run_options, corpus, writer_name, counted_by, is_last_writer)
+    return RunContext(
+        config, options or config.run_options, corpus, writer_name, counted_by, is_last_writer, first_texts(config)
+    )
+
+
+def first_texts(config: RunConfig) -> FirstTexts | None:
+    """Return the texts that the first stage wrote, if later ones cut them; None after a function of the user."""
+    first = STAGES[0]
+    if config.apply.function or clean_corpus(config) == first.path(config):
+        return None
+    losses = [config.out / stage.losses for stage in plan_stages(config) if stage.losses]
+    return FirstTexts(own_facts(config), tuple(losses))
 
 
 def clean_corpus(config: RunConfig) -> Path:

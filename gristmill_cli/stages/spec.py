@@ -12,6 +12,7 @@ from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
 from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
+from preprocessing.mixing.first_texts import FirstTexts
 from preprocessing.prepare import versions_of
 from preprocessing.steps.model_score import score_steps
 from preprocessing.steps.text_digest import TextDigest
@@ -33,6 +34,8 @@ class RunContext:
         counted_by: The stage whose counts say which documents are read: `corpus_stage`, or note_facts after it, which
             has no facts of a document on which a step failed.
         is_last_writer: The stage is the last that writes the corpus anew, and notes facts of its documents.
+        first_texts: The texts that the first stage wrote, where later ones cut them; None if the corpus has these, or a
+            function of the user stands between.
     """
 
     config: RunConfig
@@ -41,6 +44,7 @@ class RunContext:
     corpus_stage: str | None = None
     counted_by: str | None = None
     is_last_writer: bool = False
+    first_texts: FirstTexts | None = None
 
     @property
     def out(self) -> Path:

@@ -16,13 +16,14 @@ from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.documents import DocKey
-from gristmill.io.facts import written_by_file
+from gristmill.io.facts import FactsFile, written_by_file
 from gristmill.io.keys import KeySet, is_among, write_keys
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file, read_file
 from gristmill.wording import count_of
 from preprocessing.mixing.facts import DIGEST, text_digests
+from preprocessing.mixing.first_texts import FirstTexts, follow_keys
 from preprocessing.steps.text_digest import TEXT_DIGEST
 
 KEEP = "keep"
@@ -115,11 +116,13 @@ def _as_key_set(rows_of: Mapping[str, set[int]]) -> KeySet:
     return {file: np.array(sorted(rows), np.int64) for file, rows in rows_of.items()}
 
 
-def find_listed_texts(run: StageRun, keep_list: Path | None, sources: Sequence[Path | SliceGroup]) -> FileSet | None:
+def find_listed_texts(
+    run: StageRun, keep_list: Path | None, sources: Sequence[Path | SliceGroup], first: FirstTexts | None = None
+) -> FileSet | None:
     """Return key sets of the documents whose text the list drops, None if it drops no text.
 
-    They are looked for in files of facts, or by reading slices of the corpus. Raises InputError for a text to drop
-    that no document has.
+    They are looked for in files of facts, or by reading slices of the corpus; and among the texts that the first stage
+    of a run wrote. Raises InputError for a text to drop that no document has.
     """
     listed = KeepList.read(keep_list) if keep_list else None
     if not keep_list or not listed or not listed.texts:
@@ -132,11 +135,53 @@ def find_listed_texts(run: StageRun, keep_list: Path | None, sources: Sequence[P
             tasks.append(Task(f"{number}", find_in_facts, arguments, (output,)))
         else:
             tasks.append(Task.on_slices(source, find_in_slices, {"keep_list": keep_list, "output": output}, (output,)))
-    held = run.step("listed", tasks).values(list[int])
-    positions = np.array(sorted({position for of_task in held for position in of_task}), np.int64)
-    _reject_missing(keep_list, listed, listed.digests[positions])
-    with_keys = [task.outputs[0] for task, of_task in zip(tasks, held, strict=True) if of_task]
+    positions, with_keys = _run_searches(run, "listed", tasks)
+    if first:
+        first_tasks = list[Task]()
+        for number, path in enumerate(first.plan(run)):
+            output = run.work / "listed" / f"first_{number}.parquet"
+            first_tasks.append(
+                Task(f"{number}", find_in_facts, {"facts": path, "keep_list": keep_list, "output": output}, (output,))
+            )
+        first_positions, first_keys = _run_searches(run, "listed first", first_tasks)
+        positions |= first_positions
+        if first_keys:
+            output = run.work / "listed" / "followed.parquet"
+            arguments = {"keys": FileSet(tuple(first_keys)), "losses": first.losses, "output": output}
+            run.step("follow listed", [Task("follow", follow_keys, arguments, (output,))])
+            with_keys.append(output)
+    _reject_missing(keep_list, listed, listed.digests[np.array(sorted(positions), np.int64)])
     return FileSet(tuple(with_keys))
+
+
+def _run_searches(run: StageRun, step: str, tasks: Sequence[Task]) -> tuple[set[int], list[Path]]:
+    """Run tasks that look for texts of a list; return positions of those that documents have, and the sets of keys."""
+    held = run.step(step, tasks).values(list[int])
+    positions = {position for of_task in held for position in of_task}
+    return positions, [task.outputs[0] for task, of_task in zip(tasks, held, strict=True) if of_task]
+
+
+def reject_stale_lines(
+    run: StageRun, keep_list: Path | None, facts_dir: Path, files: Sequence[FactsFile], first: FirstTexts | None
+) -> None:
+    """Raise InputError for a line that names a text, or a row, that no document has, given the facts of a corpus."""
+    if not keep_list:
+        return
+    find_listed_texts(run, keep_list, [facts_dir / file.path for file in files if file.slices], first)
+    ends = dict[str, int]()
+    for file in files:
+        for part in file.slices:
+            ends[part.file] = max(part.end, ends.get(part.file, 0))
+    by_key = KeepList.read(keep_list)
+    for keys in (by_key.kept, by_key.dropped):
+        for name, rows in keys.items():
+            last = int(rows[-1])
+            if last >= ends.get(name, 0):
+                raise InputError(
+                    f"{keep_list} names {name}@{last}, and the run has no such document: rows are those of what is "
+                    "mixed, and are others once files or rules change. Take the line out, or put the line in its place "
+                    "that `gristmill trace OUT ID` shows, which holds for a text in any row"
+                )
 
 
 def _reject_missing(path: Path, listed: KeepList, held: NDArray[np.bytes_]) -> None:

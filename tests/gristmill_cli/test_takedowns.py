@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.errors import UsageError
+from gristmill.errors import InputError, UsageError
 from gristmill_cli.documents.trace import trace
 from gristmill_cli.documents.tracer import Fate, Tracer
 from gristmill_cli.run import run
@@ -124,6 +124,63 @@ def test_a_document_that_a_later_stage_removes_can_be_taken_down(tmp_path: Path)
     run(config)
     ((_, fates),) = Tracer(config).find("web-3")
     assert fates[-1].outcome == "left out: in your list"
+
+
+def test_a_line_holds_when_a_later_stage_cuts_the_text_that_a_looser_rule_lets_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the text before lines are cut; a document before it that is gone shifts rows. Renewing leaves it."""
+    notice = "All rights are reserved by the miller and his heirs, now and for ever."
+    texts = texts_of(9)
+    texts[2] = notice  # nothing is left of it
+    for row in (0, 3, 5, 6):  # the first keeps it
+        texts[row] += f"\n{notice}"
+    texts[3] += "\nand more words"
+    rules = tmp_path / "rules.toml"
+    rules.write_text("words = { max = 74 }\n")
+    config = replace(small_run(tmp_path, texts), recipe=str(rules), lines=Lines(unit="line", least=3))
+    run(config)
+    listed = tmp_path / "take-down.txt"
+    listed.write_text(take_down(config, "web-2", "web-3"))
+    assert [line.split()[0] for line in listed.read_text().splitlines()] == ["gone", "gone"]
+    config = replace(config, keep_list=listed)
+    rules.write_text("words = { max = 90 }\n")
+    run(config)
+    ways = {name: way.fates for name, (way,) in Tracer(config).find_all([f"web-{row}" for row in range(9)]).items()}
+    left_out = [name for name, fates in ways.items() if fates[-1].outcome == "left out: in your list"]
+    assert left_out == ["web-3"]
+    assert ways["web-3"][1].outcome.startswith("lost 1 of 3 lines")
+    assert ways["web-3"][-2] == Fate("--keep_list", "its text is in your list")
+    assert ways["web-2"][-1] == Fate("--keep_list", "its text is in your list, which keeps it out should it come back")
+    capsys.readouterr()
+    listed.write_text(listed.read_text().replace("gone", "drop"))
+    trace(config.out, file=listed, lines=True)
+    assert capsys.readouterr().out == listed.read_text()
+    run(replace(config, lines=Lines(unit="line", least=3, min_characters=1000)))
+    for name in ("web-2", "web-3"):
+        ((_, fates),) = Tracer(config).find(name)
+        assert fates[-1].outcome == "left out: in your list", name
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"drop sha256:{'0' * 32} web-2", r"line 1: no document has the text of"),
+        ("keep web/a.jsonl@12", r"names web/a.jsonl@12, and the run has no such document"),
+        ("drop press/a.jsonl@0", r"names press/a.jsonl@0, and the run has no such document"),
+    ],
+)
+def test_a_line_that_fits_no_document_is_said_before_documents_are_compared(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    listed = tmp_path / "take-down.txt"
+    listed.write_text(f"{line}\n")
+    config = replace(small_run(tmp_path, texts_of(12)), keep_list=listed)
+    with pytest.raises(InputError, match=said):
+        run(config)
+    assert not (config.out / "dup").exists()
+    listed.write_text("keep web/a.jsonl@11\n")
+    run(config)
 
 
 def test_a_line_of_a_text_that_a_rule_removes_now_keeps_it_out_in_both_forms(

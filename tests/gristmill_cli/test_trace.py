@@ -1,6 +1,7 @@
 """`gristmill trace`: each record's way agrees with the funnel, and leads to its own tokens and back."""
 
 import gzip
+import hashlib
 import json
 import re
 import shutil
@@ -435,6 +436,8 @@ def test_a_document_on_which_a_function_fails_is_found(tmp_path: Path, monkeypat
     )
     run(config)
     ((_, fates),) = Tracer(config).find("a3")
-    assert fates[-1].outcome.startswith("removed: failed: f, ZeroDivisionError: ")
+    assert fates[-2].outcome.startswith("removed: failed: f, ZeroDivisionError: ")
+    digest = hashlib.sha256(b"xxx").hexdigest()[:32]
+    assert fates[-1].stage == "--keep_list" and fates[-1].lines == (f"gone sha256:{digest} a3",)
     ((_, fates),) = Tracer(config).find("a4")
     assert fates[-1].outcome.startswith("a function of yours read it")
