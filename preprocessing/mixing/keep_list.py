@@ -137,21 +137,27 @@ def find_listed_texts(
             tasks.append(Task.on_slices(source, find_in_slices, {"keep_list": keep_list, "output": output}, (output,)))
     positions, with_keys = _run_searches(run, "listed", tasks)
     if first:
-        first_tasks = list[Task]()
-        for number, path in enumerate(first.plan(run)):
-            output = run.work / "listed" / f"first_{number}.parquet"
-            first_tasks.append(
-                Task(f"{number}", find_in_facts, {"facts": path, "keep_list": keep_list, "output": output}, (output,))
-            )
-        first_positions, first_keys = _run_searches(run, "listed first", first_tasks)
+        first_positions, first_keys = _find_in_first(run, keep_list, first)
         positions |= first_positions
-        if first_keys:
-            output = run.work / "listed" / "followed.parquet"
-            arguments = {"keys": FileSet(tuple(first_keys)), "losses": first.losses, "output": output}
-            run.step("follow listed", [Task("follow", follow_keys, arguments, (output,))])
-            with_keys.append(output)
+        with_keys += first_keys
     _reject_missing(keep_list, listed, listed.digests[np.array(sorted(positions), np.int64)])
     return FileSet(tuple(with_keys))
+
+
+def _find_in_first(run: StageRun, keep_list: Path, first: FirstTexts) -> tuple[set[int], list[Path]]:
+    """Return positions of the texts that the first stage wrote, and a set of the keys of these documents in the end."""
+    tasks = list[Task]()
+    for number, facts in enumerate(first.plan(run)):
+        output = run.work / "listed" / f"first_{number}.parquet"
+        arguments = {"facts": facts, "keep_list": keep_list, "output": output}
+        tasks.append(Task(f"{number}", find_in_facts, arguments, (output,)))
+    positions, first_keys = _run_searches(run, "listed first", tasks)
+    if not first_keys:
+        return positions, []
+    followed = run.work / "listed" / "followed.parquet"
+    following = {"keys": FileSet(tuple(first_keys)), "losses": first.losses, "output": followed}
+    run.step("follow listed", [Task("follow", follow_keys, following, (followed,))])
+    return positions, [followed]
 
 
 def _run_searches(run: StageRun, step: str, tasks: Sequence[Task]) -> tuple[set[int], list[Path]]:

@@ -115,8 +115,8 @@ def test_a_list_of_yours_has_the_last_word(tmp_path: Path) -> None:
     assert changed is not None
     counts = Counts(changed.tallies, [])
     assert [counts.total(reason).documents for reason in reasons] == [20, 0, 1, 1]
-    for line, fault in (("drop book/b.jsonl@1", "names 'book/b.jsonl', a file that the corpus does not have"),
-                        ("drop book/a.jsonl@99", "name 3 documents, and 2 of them are in the corpus"),
+    for line, fault in (("drop book/b.jsonl@1", "names book/b.jsonl@1, and the run has no such document"),
+                        ("drop book/a.jsonl@99", "names book/a.jsonl@99, and the run has no such document"),
                         ("keep book/a.jsonl@1\ndrop book/a.jsonl@1", "line 2: expected each key once")):  # fmt: skip
         listed.write_text(f"{line}\n")
         with pytest.raises(GristmillError, match=fault):
