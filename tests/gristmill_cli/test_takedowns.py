@@ -138,7 +138,7 @@ def test_a_line_holds_when_a_later_stage_cuts_the_text_that_a_looser_rule_lets_i
     texts[3] += "\nand more words"
     rules = tmp_path / "rules.toml"
     rules.write_text("words = { max = 74 }\n")
-    config = replace(small_run(tmp_path, texts), recipe=str(rules), lines=Lines(unit="line", least=3))
+    config = replace(small_run(tmp_path, texts), recipe=str(rules), lines=Lines(unit="line", min_count=3))
     run(config)
     listed = tmp_path / "take-down.txt"
     listed.write_text(take_down(config, "web-2", "web-3"))
@@ -156,7 +156,7 @@ def test_a_line_holds_when_a_later_stage_cuts_the_text_that_a_looser_rule_lets_i
     listed.write_text(listed.read_text().replace("gone", "drop"))
     trace(config.out, file=listed, lines=True)
     assert capsys.readouterr().out == listed.read_text()
-    run(replace(config, lines=Lines(unit="line", least=3, min_characters=1000)))
+    run(replace(config, lines=Lines(unit="line", min_count=3, min_characters=1000)))
     for name in ("web-2", "web-3"):
         ((_, fates),) = Tracer(config).find(name)
         assert fates[-1].outcome == "left out: in your list", name
