@@ -226,7 +226,11 @@ class Tracer:
             way = Way(f"{key} in what was mixed", [])
             if is_mixed:
                 self._follow_mixed(way, key, str(key))
-            if not way.fates and not load_record(self.out, FIRST_STAGE):
+            first_record = load_record(self.out, FIRST_STAGE)
+            damage = first_record.counts.damaged.get(key.file) if first_record else None
+            if damage:
+                way = Way(str(key), [Fate(FIRST_STAGE, f"left out with its file, which is damaged: {damage.fault}")])
+            if not way.fates and not first_record:
                 raise UsageError(
                     f"{self.out}: {FIRST_STAGE} has not finished, which notes what became of {key}: run the same "
                     "`gristmill run` again, then trace it"

@@ -407,6 +407,9 @@ def test_a_page_of_an_archive_is_found_beside_skipped_records_and_a_damaged_file
     ((title, fates),) = Tracer(config).find("https://a.example/old")
     assert title == "https://a.example/old in web/a.warc.gz"
     assert fates == [Fate("normalize_text", "removed: skipped: status other than 200")]
+    ((title, fates),) = Tracer(config).find("web/b.jsonl.gz@3")
+    assert title == "web/b.jsonl.gz@3"
+    assert fates == [Fate("normalize_text", "left out with its file, which is damaged: truncated gz")]
 
 
 def test_a_malformed_record_is_found_by_its_id(tmp_path: Path) -> None:
