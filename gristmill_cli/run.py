@@ -147,7 +147,12 @@ def _explain(config: RunConfig, stages: Sequence[StageSpec]) -> bool:
     changed = {stage.name: said for stage, record in known if (said := changed_settings(config, stage, record))}
     names = [stage.name for stage in stages]
     if not changed:
-        print("no option changed since the last run" if known else "no stage finished yet", file=sys.stderr, flush=True)
+        said = "no option changed since the last run"
+        if not known:
+            said = "no stage finished yet"
+        elif len(known) < len(stages):
+            said = "no option changed of the stages that have finished"
+        print(said, file=sys.stderr, flush=True)
         return False
     first = names.index(next(iter(changed)))
     only_named = changed[names[first]].startswith("tokenizer ")  # by its path; tasks compare its content

@@ -28,6 +28,7 @@ from gristmill_cli.report.write import report
 from gristmill_cli.run import _explain, _next_steps, main
 from gristmill_cli.run import run as run_here
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_records import remove_record
 from gristmill_cli.stages.pipeline import plan_stages
 from preprocessing import document_pass
 from preprocessing.mixing import decisions
@@ -118,7 +119,12 @@ def test_explain_says_first_which_option_changed_and_which_stages_follow(finishe
     same = replace(_config(corpus, out), filter=Filter(100), mix=Mix(holdout=0.05))
     changed = replace(same, dedup=Dedup(bands=8))
     assert _explain(changed, plan_stages(changed)[3:]) and not _explain(same, plan_stages(same))
-    first, second, third = capsys.readouterr().err.splitlines()
+    shutil.copytree(out, tmp_path / "killed")
+    killed = replace(same, out=tmp_path / "killed")
+    remove_record(killed.out, plan_stages(killed)[-1])
+    assert not _explain(killed, plan_stages(killed))
+    first, second, third, last = capsys.readouterr().err.splitlines()
+    assert last == "no option changed of the stages that have finished"
     assert first == "changed: generate_connected_components bands 9 → 8"
     assert second.startswith("runs again: generate_connected_components; and where its input changes: generate_dup")
     assert third == "no option changed since the last run"
