@@ -9,15 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gristmill.errors import InputError, require
+from gristmill.errors import require
 from gristmill.io.token_shards import TokenizerRecord
 from gristmill.io.tokenizer_file import open_tokenizer
 from gristmill.storage.local import atomic_write_bytes
 from gristmill.wording import count_of
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
-from training.checkpoint.record import describe_changed_code
-from training.checkpoint.run_folder import RUN, read_run
+from training.checkpoint.record import CheckpointRecord, describe_changed_code
+from training.checkpoint.run_folder import document_options
 from training.checkpoint.shard_storage import model_state, read_shards, weight_keys
 from training.data.sequences import TokenSequences
 from training.data.text import TextSequences, before_document, require_tokenizer
@@ -79,9 +79,11 @@ def _run_tasks(config: EvaluateConfig, device: torch.device) -> Scores:
 
 def _evaluate_sequences(config: EvaluateConfig, device: torch.device) -> dict[str, HoldoutLosses]:
     """Return the losses of the checkpoint on each folder of tokens and each text file."""
-    model, tokenizer, folder = _load(config, device)
+    model, record, checkpoint = _load(config, device)
+    tokenizer = record.tokenizer
+    folder = checkpoint.parent
     length = config.seq_len or model.config.context
-    masked, ignores_firsts = main_only(lambda: _as_trained(config, folder.parent / RUN))
+    masked, ignores_firsts = main_only(lambda: _as_trained(config, record, checkpoint))
     tokens = {str(path): TokenSequences(path, length, ignores_firsts) for path in config.tokens}
     for data in tokens.values():
         _require_tokenizer(data, tokenizer)
@@ -103,8 +105,8 @@ def _evaluate_sequences(config: EvaluateConfig, device: torch.device) -> dict[st
     return losses
 
 
-def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, TokenizerRecord, Path]:
-    """Return the model of the checkpoint under the layout, its tokenizer, and the folder that the checkpoint is in."""
+def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, CheckpointRecord, Path]:
+    """Return the model of the checkpoint under the layout, its record, and where it is."""
     processes = dist.get_world_size()
     group = CheckpointGroup.create(build_world(ParallelConfig(dp=processes, zero_group=1), device, _SECONDS_TO_WAIT))
     path, record = open_checkpoint(config.checkpoint, group, lambda line: print(line, file=sys.stderr))
@@ -125,26 +127,21 @@ def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, 
     read_shards(state, path, group.process_group)
     model.after_load()
     model.all_gather_params()
-    return model, record.tokenizer, path.absolute().parent
+    return model, record, path.absolute()
 
 
-def _as_trained(config: EvaluateConfig, run_file: Path) -> tuple[bool, bool]:
+def _as_trained(config: EvaluateConfig, record: CheckpointRecord, checkpoint: Path) -> tuple[bool, bool]:
     """Return whether documents do not see each other, and whether their first tokens are no targets.
 
-    As given, or as in the run that wrote the checkpoint, which is said.
+    As given, or as in the training of the checkpoint, which is said.
     """
-    try:
-        run = read_run(run_file) or {}
-    except (InputError, OSError):  # a checkpoint without its run
-        run = {}
-    masked = bool(run.get("data.mask_documents"))
-    eod_mask_loss = bool(run.get("data.eod_mask_loss"))
+    masked, eod_mask_loss = document_options(record, checkpoint)
     if config.mask_documents is not None:
         masked = config.mask_documents
     elif masked:
-        print(f"documents do not see each other, as {run_file.parent} was trained", file=sys.stderr)
+        print("documents do not see each other, as in training", file=sys.stderr)
     if config.tokens and eod_mask_loss and not masked:
-        print(f"first tokens of documents are not counted, as {run_file.parent} was trained", file=sys.stderr)
+        print("first tokens of documents are not counted, as in training", file=sys.stderr)
     return masked, masked or eod_mask_loss
 
 

@@ -20,7 +20,7 @@ from gristmill.io.tokenizer_file import AnyTokenizer, find_tokenizer_file, open_
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import describe_changed_code
-from training.checkpoint.run_folder import masks_documents
+from training.checkpoint.run_folder import document_options
 from training.checkpoint.shard_plans import box_array, intersect
 from training.checkpoint.shard_storage import model_state, read_shards, weight_keys
 from training.data.text import begin_text, require_tokenizer
@@ -163,7 +163,7 @@ def _open_checkpoint(path: Path, tokenizer: Path | None, ema: bool, group: Check
     folders = (run_folder, checkpoint.parent)  # import-hf's is next to the checkpoint
     tokenizer_file = main_only(lambda: require_tokenizer(tokenizer, record.tokenizer, folders, "text"))
     is_imported = record.step == 0 and record.hugging_face
-    masked = main_only(lambda: masks_documents(checkpoint))
+    masked, _ = main_only(lambda: document_options(record, checkpoint))
     begin = None if is_imported else partial(begin_text, record.tokenizer, masked)
 
     def fill(params: Sequence[ShardedParameter], buffers: Mapping[str, Tensor]) -> None:

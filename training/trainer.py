@@ -320,6 +320,8 @@ class Trainer:
             batch_sizes=self.batches.schedule.until(step),
             data=self.batches.progress(step),
             skipped=self.batches.skipped,
+            mask_documents=self.config.data.mask_documents,
+            eod_mask_loss=self.config.data.eod_mask_loss,
             start=self.start_record,
         )
         self.saved = step

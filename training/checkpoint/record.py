@@ -34,8 +34,9 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     `checksum`: SHA-256 of the other fields, see `checksum_of`; empty in checkpoints of earlier releases.
     `hugging_face`: what an imported model's config.json and generation_config.json say and training does not use, such
     as ids of tokens, for its export. `data`: how far the data sets were read; unknown in earlier releases. `skipped`:
-    sequences that --data.skip left out before a step, from 0. `start`: of the process that wrote it, when, where and
-    with what it was started, see `describe_start`.
+    sequences that --data.skip left out before a step, from 0. `mask_documents`, `eod_mask_loss`: as in [data]; unknown
+    in earlier releases, whose run.json has them, and of imported models. `start`: of the process that wrote it, when,
+    where and with what it was started, see `describe_start`.
     """
 
     step: Count
@@ -51,6 +52,8 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     batch_sizes: list[tuple[Count, Annotated[int, msgspec.Meta(gt=0, le=INT64)]]] = []
     data: MixPlace = MixPlace()
     skipped: list[tuple[Count, Count]] = []
+    mask_documents: bool | None = None
+    eod_mask_loss: bool | None = None
     start: dict[str, Any] = {}
     version: int = VERSION
     checksum: str = ""

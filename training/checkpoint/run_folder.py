@@ -12,6 +12,7 @@ from typing import Any
 
 from gristmill.errors import InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
+from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.remote_run import RemoteRun
 from training.checkpoint.run_file import CHECKPOINTS, INTERVENTIONS, STARTS
 from training.checkpoint.run_file import RUN as RUN
@@ -235,12 +236,18 @@ def _require_same_packing(out_dir: Path, stored: Mapping[str, Any], given: Mappi
     )
 
 
-def masks_documents(checkpoint: Path) -> bool:
-    """Return whether documents did not see each other in the run that wrote a checkpoint; False without its run."""
+def document_options(record: CheckpointRecord, checkpoint: Path) -> tuple[bool, bool]:
+    """Return data.mask_documents and data.eod_mask_loss of the training that a checkpoint with `record` is of.
+
+    The run.json of one of an earlier release says it; without that they count as off.
+    """
+    if record.mask_documents is not None:
+        return record.mask_documents, bool(record.eod_mask_loss)
     try:
-        return bool((read_run(checkpoint.absolute().parent.parent / RUN) or {}).get("data.mask_documents"))
+        run = read_run(checkpoint.absolute().parent.parent / RUN) or {}
     except (InputError, OSError):
-        return False
+        run = {}
+    return bool(run.get("data.mask_documents")), bool(run.get("data.eod_mask_loss"))
 
 
 def read_run(path: Path, advice: str = "expected that of a training run") -> dict[str, Any] | None:

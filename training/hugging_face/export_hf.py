@@ -35,7 +35,7 @@ from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
-from training.checkpoint.run_folder import masks_documents
+from training.checkpoint.run_folder import document_options
 from training.checkpoint.shard_storage import read_shards, stored_tensors, weight_keys
 from training.data.text import before_document, find_tokenizer
 from training.hugging_face.family import ModelFamily
@@ -107,7 +107,8 @@ def export_hf(
             advice = ""
             if tokenizer is not None:
                 try:
-                    before = before_document(record.tokenizer, masks_documents(path))
+                    masked, _ = document_options(record, path)
+                    before = before_document(record.tokenizer, masked)
                     advice = _write_tokenizer(tokenizer, record.tokenizer, before, model.context, partial, family)
                 except UsageError as error:
                     if tokens is not None:

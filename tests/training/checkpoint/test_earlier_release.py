@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from training.checkpoint.checkpoint import find_checkpoint, find_record
 from training.checkpoint.checkpoint_config import CheckpointConfig
+from training.checkpoint.run_folder import document_options
 from training.config import TrainConfig
 from training.data.data_config import DataConfig
 from training.model.model_config import ModelConfig
@@ -65,6 +67,10 @@ def test_a_run_of_an_earlier_release_resumes(release: str, tmp_path: Path, capsy
     for folder in ("train", "holdout"):
         name_index_checksums(tmp_path / folder)
     config = run_of(tmp_path, release)
+    checkpoint = find_checkpoint(config.out_dir)
+    record = find_record(checkpoint)
+    assert record is not None and record.mask_documents is None
+    assert document_options(record, checkpoint) == (config.data.mask_documents, False)  # as its run.json says
     holdout = train(config).holdout_loss
     wanted = json.loads((config.out_dir / "losses.json").read_bytes())
     found = {str(r["step"]): r["loss"] for r in read_metrics(config.out_dir / METRICS) if r["kind"] == "step"}

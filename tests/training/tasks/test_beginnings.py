@@ -1,5 +1,6 @@
 """What comes before a text: whoever reads one with a model puts before it what its training had before a document."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,8 @@ def test_nothing_begins_a_text_where_nothing_came_before_a_document(
     options = [*small_run(lossless), "--data.mask_documents", "true", "--data.seq_len", "64", "--optim.steps", "3"]
     options += ["--optim.lr", "0.01", "--optim.warmup_steps", "1", "--eval.sample_tokens", "0"]
     train_with_options(tmp_path / "run", [*options, "--eval.tasks", *names, "--eval.task_folder", str(tasks)])
-    export_hf(tmp_path / "run", tmp_path / "hf")
+    checkpoint = moved_out_of_its_run(tmp_path / "run/checkpoints/step-00000003", tmp_path / "alone")
+    export_hf(checkpoint, tmp_path / "hf")
     encode = open_tokenizer(lossless / "tokenizer.model").encode
     text = ITEMS[0]["question"]
     assert isinstance(text, str)
@@ -57,7 +59,7 @@ def test_nothing_begins_a_text_where_nothing_came_before_a_document(
     assert (tmp_path / "start/tokenizer.model").is_file()  # the export is known as one of ours
     with init_distributed("cpu") as device:
         exported = open_language_model(tmp_path / "hf", device)
-        model = open_language_model(tmp_path / "run", device)
+        model = open_language_model(checkpoint, device)
         expected = run_tasks(model, names, tasks, 0, None, 4)
         for opened in (exported, model):
             assert opened.begins(text) == encode(text)
@@ -76,6 +78,13 @@ def test_nothing_begins_a_text_where_nothing_came_before_a_document(
     last = scores(tmp_path / "run")[-1]
     for name in names:
         assert last[name]["acc"] == expected[name]["acc"]
+
+
+def moved_out_of_its_run(checkpoint: Path, folder: Path) -> Path:
+    """Move a checkpoint to another folder, with the tokenizer alone."""
+    folder.mkdir()
+    shutil.copy(checkpoint.parent.parent / "tokenizer.model", folder)
+    return checkpoint.rename(folder / checkpoint.name)
 
 
 @pytest.mark.parametrize("begin", [-1, 1])
