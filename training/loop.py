@@ -53,7 +53,7 @@ def train_as_planned(
         due = False
         while (step := trainer.steps_done + 1) <= config.optim.steps:
             on_step()
-            stopping = trainer.step(step, stop.received)
+            stopping = trainer.step(step)
             if trainer.unfinished:
                 trainer.save_unsaved()
                 trainer.finish_early(trainer.steps_done)

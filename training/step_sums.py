@@ -26,7 +26,7 @@ class StepSums(NamedTuple):
 
     @classmethod
     def of(
-        cls, world: World, targets: int, loss_scale: float, loss: Tensor, squares: Tensor, stop_signal: int = 0,
+        cls, world: World, targets: int, loss_scale: float, loss: Tensor, squares: Tensor, stops: bool = False,
         z_loss: Tensor | None = None, seconds: float = 0.0,
     ) -> "StepSums":  # fmt: skip
         """Sum this rank's terms of the loss, the squared gradient norm and the z-loss, 0-d; collective.
@@ -36,7 +36,7 @@ class StepSums(NamedTuple):
         outer = world.outer
         by_replica = squares.new_zeros(outer.size)
         by_replica[outer.rank] = squares
-        local = [loss.double(), torch.full_like(squares, stop_signal), torch.full_like(squares, seconds)]
+        local = [loss.double(), torch.full_like(squares, stops), torch.full_like(squares, seconds)]
         local += [] if z_loss is None else [z_loss.double()]
         total, stop, all_seconds, *rest = world.all_reduce(torch.cat([torch.stack(local), by_replica])).tolist()
         squared = rest[-outer.size :]

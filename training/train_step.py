@@ -1,6 +1,7 @@
 """TrainStep: one step of training: forward, backward, the sums over all ranks, and the update if the step is good."""
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from training.data.batches import TargetCounts
@@ -42,11 +43,17 @@ class TrainStep:
         self.plugins = plugins
 
     def take(
-        self, step: int, batch: TokenBatch, targets: TargetCounts, stop_signal: int = 0, started: float = 0.0
+        self,
+        step: int,
+        batch: TokenBatch,
+        targets: TargetCounts,
+        stops: Callable[[], bool] = lambda: False,
+        started: float = 0.0,
     ) -> TakenStep:
         """Take step `step` (from 1) on this rank's `batch`; all ranks skip the update if loss or gradients are bad.
 
-        `started`: when the step began, by `time.perf_counter`. Raises UsageError if `stability` ends the run.
+        `stops`: whether this rank was asked to stop, which is asked after the backward pass. `started`: when the step
+        began, by `time.perf_counter`. Raises UsageError if `stability` ends the run.
         """
         lr = learning_rate(step - 1, self.config)
         loss_scale = self.stability.scale
@@ -58,7 +65,7 @@ class TrainStep:
         z_loss = self.model.take_z_loss()
         seconds = time.perf_counter() - started
         sums = StepSums.of(
-            self.model.world, targets.read, loss_scale, local_loss, squared_norm, stop_signal, z_loss, seconds
+            self.model.world, targets.read, loss_scale, local_loss, squared_norm, stops(), z_loss, seconds
         )  # fmt: skip
         if self.stability.accepts(step, sums.loss, sums.grad_norm):
             self._update(lr, loss_scale, sums.own_norm)

@@ -223,28 +223,30 @@ class Trainer:
         self._kept.enter_context(kept_objects())  # scanning them at every collection costs a small model 3 %
         self.meter.restart()
 
-    def step(self, step: int, stop_signal: int = 0) -> bool:
+    def step(self, step: int) -> bool:
         """Train on batch `step` (from 1); all ranks skip the update if loss or gradients are bad.
 
-        True if any rank has a `stop_signal`; a signal that comes between micro-batches leaves the step `unfinished`.
+        True if any rank was asked to stop; a signal before a long step, or between micro-batches, leaves the step
+        `unfinished`.
         Raises UsageError if `stability` ends the run, InputError for bad shards, OutputError where the last checkpoint
         could not be written.
         """
         try:
-            return self._step(step, stop_signal)
+            return self._step(step)
         except StepUnfinishedError:
             self.optimizer.zero_grad()
             self.unfinished = step
             return True
 
-    def _step(self, step: int, stop_signal: int) -> bool:
+    def _step(self, step: int) -> bool:
+        if self._step_seconds >= _LONG_STEP_SECONDS:  # the last one, as all ranks know
+            self._stop_within_step()
         started = time.perf_counter()
         with self.plugins.step(step):
             with self.plugins.phase("data"):
                 batch = self.loader.batch(step - 1)
                 targets = self.batches.target_counts(step - 1)
-            stops = stop_signal or self.checkpoints.has_failed
-            lr, sums = self.train_step.take(step, batch, targets, stops, started)
+            lr, sums = self.train_step.take(step, batch, targets, self._stops, started)
             self._step_seconds = sums.seconds
             if sums.stop:
                 self.checkpoints.wait()  # raises on all ranks what one of them has noticed
@@ -253,6 +255,10 @@ class Trainer:
         skipped = self.stability.fault
         self.unreported.append(StepMetrics(step, lr, sums.loss, sums.grad_norm, scale, skipped, sums.z_loss))
         return sums.stop or self.plugins.is_stopping
+
+    def _stops(self) -> bool:
+        """Return whether this rank has a signal to stop, or could not write the last checkpoint."""
+        return self.stop_signals.received > 0 or self.checkpoints.has_failed
 
     def _stop_within_step(self) -> None:
         """Raise StepUnfinishedError on all ranks if one of them has a signal to stop; collective.

@@ -20,6 +20,7 @@ from benchmarks.kill_training import metric_values, steps_done
 from tests.patience import patience
 from tests.training.conftest import REPOSITORY, small_run
 from tests.training.test_cluster import free_port
+from training import train_step
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed import launchers
@@ -196,6 +197,30 @@ def test_at_a_stop_the_checkpoint_comes_before_the_evaluation(
     with pytest.raises(SystemExit) as ended:
         train_as_planned(RunPlan.of(config), on_step)
     assert ended.value.code == 143 and evaluated == {4: [], 8: [8]}
+
+
+@pytest.mark.parametrize("moment", ["within", "between"])
+def test_a_signal_costs_at_most_the_step_that_it_comes_in(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It comes in the third of steps that cannot be left, or right after it, where steps are long."""
+    config = replace(config, metrics=replace(config.metrics, log_every=1), checkpoint=CheckpointConfig(every=50))
+    owner: Any = train_step if moment == "within" else Trainer
+    name = "squared_grad_norm" if moment == "within" else "report"
+    usual = getattr(owner, name)
+    calls: list[int] = []
+
+    def signalled(*arguments: Any) -> Any:
+        calls.append(0)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return usual(*arguments)
+
+    monkeypatch.setattr(owner, name, signalled)
+    monkeypatch.setattr("training.trainer._LONG_STEP_SECONDS", 0.0)
+    with pytest.raises(SystemExit) as ended:
+        train_as_planned(RunPlan.of(config))
+    assert ended.value.code == 143 and checkpoints(config.out_dir) == [3]
 
 
 def test_a_step_that_torchrun_would_not_wait_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

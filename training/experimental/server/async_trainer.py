@@ -62,11 +62,11 @@ class AsyncTrainer(Trainer):
         self.server.open(*self.address)
         self.reporter.say(f"serving {self.queue.parts} parts per step at {self.address[0]}, port {self.address[1]}")
 
-    def step(self, step: int, stop_signal: int = 0) -> bool:
+    def step(self, step: int) -> bool:
         """Take a step as the trainer does. If no gradients come, or a signal is received meanwhile, what is done is
         saved before the error, or exit."""
         try:
-            return super().step(step, stop_signal)
+            return super().step(step)
         except NoWorkersError:
             self.save_unsaved()
             raise
