@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -98,11 +97,11 @@ def faults_of(rank: int, faults: Sequence[Fault]) -> Iterator[None]:
     """Let them befall this rank."""
     step = Trainer.step
 
-    def faulty(self: Trainer, number: int, *arguments: Any) -> bool:
+    def faulty(self: Trainer, number: int) -> bool:
         for fault in faults:
             if (fault.rank, fault.step) == (rank, number):
                 befall(fault.kind)
-        return step(self, number, *arguments)
+        return step(self, number)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", faulty)

@@ -143,10 +143,10 @@ def test_a_resumed_server_uses_each_part_once(exact: AsyncConfig, monkeypatch: p
         give(self, worker, part)
         given.append(part)
 
-    def failing(self: Trainer, number: int, stop: int = 0) -> bool:
+    def failing(self: Trainer, number: int) -> bool:
         if number == 7:
             raise RuntimeError("an error of our own")
-        return step(self, number, stop)
+        return step(self, number)
 
     monkeypatch.setattr(PartQueue, "give", noted)
     with monkeypatch.context() as patch:
@@ -257,5 +257,5 @@ def test_torchrun_starts_a_server_and_workers(exact: AsyncConfig, corpus: Path, 
     script = [str(REPOSITORY / "training/train_async.py"), *small_run(corpus), *options]
     done = subprocess.run(command + script, capture_output=True, text=True, timeout=patience(120), check=False)
     assert done.returncode == 0, done.stderr
-    assert "serving 2 parts per step" in done.stdout and "worker 2 has joined" in done.stdout
+    assert "serving 2 parts per step" in done.stdout and "worker 2 joined" in done.stdout
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["latest", "step-00000003"]
