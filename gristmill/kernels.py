@@ -73,6 +73,56 @@ class Kernel:
         return getattr(self._dispatcher, name)
 
 
+class Instruction:
+    """An instruction of the processor for kernels that numba has no function for: its `intrinsic`, made when needed.
+
+    `definition` is what numba.extending.intrinsic takes: it returns the types of a call, and what writes LLVM's code.
+    """
+
+    def __init__(self, definition: Callable[..., Any]) -> None:
+        update_wrapper(self, definition)
+        self.py_func = definition
+        self.targetoptions = dict[str, Any]()
+
+    @cached_property
+    def _numba_type_(self) -> Any:
+        from numba.core.registry import cpu_target
+        from numba.extending import intrinsic
+
+        function = intrinsic(self.py_func)
+        cpu_target.typing_context.refresh()
+        return cpu_target.typing_context.resolve_value_type(function)
+
+    def __call__(self, *_arguments: Any) -> Any:
+        raise TypeError(f"{self.py_func.__name__} is for kernels alone")
+
+
+@Instruction
+def prefetch(_context: Any, array: Any, index: Any) -> Any:
+    """Begin to load `array[index]` into the processor's cache: prefetch(array, index).
+
+    Kernels that look up many places of a large table do so for all of them first: unlike a load, which holds up those
+    behind it, this waits for nothing.
+    """
+    from llvmlite import ir
+    from numba.core import types
+
+    def write_code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        loaded = context.make_array(signature.args[0])(context, builder, arguments[0])
+        number = ir.IntType(32)
+        pointer = ir.IntType(8).as_pointer()
+        index = context.cast(builder, arguments[1], signature.args[1], types.intp)
+        offset = builder.mul(index, builder.extract_value(loaded.strides, 0))
+        address = builder.gep(builder.bitcast(loaded.data, pointer), [offset])
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        instruction = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        # For reading, into all levels of the cache, data and no code.
+        builder.call(instruction, [address, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, index), write_code
+
+
 def is_compiled(dispatcher: Any, *arguments: Any) -> bool:
     """Return whether this process or the cache has a kernel compiled for arguments of such types.
 

@@ -11,7 +11,7 @@ import numba as nb
 import numpy as np
 import pytest
 
-from gristmill.kernels import fingerprint, is_compiled, kernel, note_compilation
+from gristmill.kernels import Instruction, fingerprint, is_compiled, kernel, note_compilation, prefetch
 from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,6 +113,30 @@ def test_a_fingerprint_depends_on_what_is_compiled_and_on_nothing_else(monkeypat
             changed.setitem(globals(), "called", kernel(called.py_func, **options))
             assert fingerprint(caller) != before
     assert fingerprint(caller) == before
+
+
+@kernel
+def sum_of_rows(table, rows):
+    for row in rows:
+        prefetch(table, row)
+    total = 0
+    for row in rows:
+        total += table[row, 0]
+    return total
+
+
+def test_a_kernel_prefetches_what_it_looks_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match="prefetch is for kernels alone"):
+        prefetch(np.arange(3), 0)
+    table = np.arange(40).reshape(10, 4)[:, 1:]
+    rows = np.array([7, 0, 9], np.int32)
+    assert sum_of_rows(table, rows) == table[rows, 0].sum()
+    compiled = nb.njit(sum_of_rows.py_func)
+    assert compiled(table, rows) == table[rows, 0].sum()
+    assert any("prefetch" in code for code in compiled.inspect_asm().values())
+    before = fingerprint(sum_of_rows)
+    monkeypatch.setitem(globals(), "prefetch", Instruction(lambda context, array, index: None))
+    assert fingerprint(sum_of_rows) != before
 
 
 def test_a_fingerprint_refuses_what_it_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:
