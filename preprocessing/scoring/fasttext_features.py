@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.kernels import kernel
+from gristmill.kernels import kernel, prefetch
 from preprocessing.scoring.fasttext_file import PREFIX, FastTextFile
 from preprocessing.scoring.fasttext_words import (
     FNV_START,
@@ -41,7 +41,8 @@ _BUCKET = 4  # numbers of a bucket of the dictionary: the keys of two words, and
 _VALUE = 2  # place of the first value
 _LINE = 64  # bytes of a line of the processor's cache
 _NUMBER = np.uint64(0x7FFFFFFF)  # bits of a value that are a word's number plus 1
-_HAS_MORE = np.uint64(0x80000000)  # bit of a bucket's first value: some entries of its hashes are in no bucket
+_HAS_MORE = np.uint64(0x80000000)  # bit of a bucket's first value: some entries of its hashes are elsewhere
+_ONE = np.uint64(1)
 _KEY_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, of bits that look random
 _LABEL_LOW = np.uint64(int.from_bytes(PREFIX.encode()[:8], "little"))
 _END_LOW = np.uint64(int.from_bytes(b"</s>", "little"))
@@ -50,10 +51,11 @@ _END_LOW = np.uint64(int.from_bytes(b"</s>", "little"))
 class FeatureTable(NamedTuple):
     """Tables of a model by which the features of texts are looked up.
 
-    Words of up to 15 bytes are looked up in `buckets` of 32 bytes, of which none lies in two lines of the processor's
-    cache: the keys of two words, and two values, with a hash in the upper half and a number plus 1 below, or 0. A
-    bucket that had no room, or should have had a label, says so by a bit; then, and for longer words, `slots` are
-    looked at, a hash table with the values of all entries. Entry i is `content[starts[i] : starts[i + 1]]`; the first
+    Words of up to 15 bytes are looked up in `buckets` of 32 bytes, two in a line of the processor's cache: the keys of
+    two words, and two values, with a hash in the upper half and a number plus 1 below, or 0. Of a bucket that had no
+    room words are in the other one of its line, and it says so by a bit of its first value. If that had none either, or
+    a label was in their place, a bit of its second value says so; then, and for longer words, `slots` are looked at, a
+    hash table with the values of all entries. Entry i is `content[starts[i] : starts[i + 1]]`; the first
     `words` entries are words. `end_row` is the row of the word that ends a line, -1 without it. The `bucket` rows after
     those of the words are for n-grams and subwords.
     """
@@ -160,13 +162,17 @@ def fill_dictionary(
             byte = np.uint64(texts[start + i]) << np.uint64(8 * (i % 8))
             low |= byte if i < 8 else np.uint64(0)
             high |= byte if i >= 8 else np.uint64(0)
-        bucket = buckets[entry_hash & bucket_mask]
-        place = 1 if bucket[_VALUE] & _NUMBER else 0
-        if number >= words or bucket[_VALUE + place] & _NUMBER:
-            bucket[_VALUE] |= _HAS_MORE
-            continue
-        bucket[place] = key_of_word(low, high)
-        bucket[_VALUE + place] |= value
+        is_placed = False
+        own = entry_hash & bucket_mask
+        for bucket in (own, own ^ _ONE):
+            for place in range(_VALUE):
+                if number < words and not is_placed and not buckets[bucket, _VALUE + place] & _NUMBER:
+                    buckets[bucket, place] = key_of_word(low, high)
+                    buckets[bucket, _VALUE + place] |= value
+                    is_placed = True
+            if not is_placed:
+                has_more = _VALUE if bucket == own else _VALUE + 1
+                buckets[own, has_more] |= _HAS_MORE
 
 
 @kernel(inline="always")
@@ -280,8 +286,8 @@ def look_up(text: NDArray[np.uint8], model: FeatureTable, group: WordGroup, coun
     """
     buckets = model.buckets
     mask = np.uint64(len(buckets) - 1)
-    for i in range(count):  # a loop that does nothing else waits for many lines of the cache at a time
-        group.values[i] = buckets[np.uint64(group.hashes[i]) & mask, 0]
+    for i in range(count):
+        prefetch(buckets, np.uint64(group.hashes[i]) & mask)
     misses = np.uint64(0)
     for i in range(count):
         low = group.low[i]
@@ -303,6 +309,10 @@ def look_up(text: NDArray[np.uint8], model: FeatureTable, group: WordGroup, coun
     are_special = False
     for j in range(misses):
         i = group.missing[j]
+        if group.sizes[i] < np.uint32(SHORT) and group.low[i] != _LABEL_LOW and group.low[i] != _END_LOW:
+            is_settled, group.values[i] = look_beside(buckets, group, i)
+            if is_settled:
+                continue
         start = group.borders[0, i]
         end = group.borders[1, i]
         if group.sizes[i] > np.uint32(SHORT):
@@ -317,6 +327,19 @@ def look_up(text: NDArray[np.uint8], model: FeatureTable, group: WordGroup, coun
             are_special = True
         group.values[i] = np.uint64(np.uint32(row))
     return are_special
+
+
+@kernel(inline="always")
+def look_beside(buckets: NDArray[np.uint64], group: WordGroup, i: int) -> tuple[bool, np.uint64]:
+    """Look a word up in the other bucket of its bucket's line; return whether that settles its row, and the row."""
+    word_hash = np.uint64(group.hashes[i])
+    own = word_hash & np.uint64(len(buckets) - 1)
+    key = key_of_word(group.low[i], group.high[i])
+    for place in range(_VALUE):
+        value = buckets[own ^ _ONE, _VALUE + place]
+        if buckets[own ^ _ONE, place] == key and value >> np.uint64(32) == word_hash:
+            return True, (value & _NUMBER) - _ONE
+    return buckets[own, _VALUE + 1] & _HAS_MORE == np.uint64(0), np.uint64(0) - _ONE
 
 
 @kernel

@@ -27,7 +27,6 @@ _SOFTMAX = 3
 _MAX_LABELS = 16  # with more, the products would take as much memory as the vectors
 _MAX_FLOAT32 = 128.0  # products up to this are stored as float32: scores differ by less than 1e-6
 _ROWS = 1 << 14  # of the vectors that are multiplied at once
-_DIMENSIONS = 16  # of vectors that are added at once
 _FREQUENT = 2000  # words, the first of a dictionary, that say how far apart vectors are
 # With a spread of 1, a score that fastText's rounding may change by nearly 1e-6: measured with models of 12 to 100
 # dimensions and texts of up to 2 MB.
@@ -163,8 +162,9 @@ def score_texts(
         # All at once, as this waits for memory far less than one at a time.
         add_products(rows, count, model.products, sums)
         score = probability(sums, count)
-        is_doubtful = count > _MANY_FEATURES or np.sqrt(count) * score * (1 - score) > model.max_doubt
-        if is_doubtful or repeats_itself(rows, count, seen):
+        doubt = score * (1 - score)
+        is_doubtful = count > _MANY_FEATURES or np.sqrt(count) * doubt > model.max_doubt
+        if is_doubtful or (count * doubt > _FEW_FEATURES / 4 and repeats_itself(rows, count, seen)):
             add_vectors(rows, count, values, total)
             score = predict(total, count, model.outputs)
         scores[number] = score
@@ -220,31 +220,30 @@ def probability(sums: NDArray[np.float64], features: int) -> np.float32:
 
 @kernel
 def add_vectors(rows: NDArray[np.int32], count: int, values: NDArray[np.float32], total: NDArray[np.float32]) -> None:
-    """Write the sum of the vectors of the first `count` rows, added one after another as fastText does."""
-    dim = len(total)
+    """Write the sum of the vectors of the first `count` rows, added one after another as fastText does.
+
+    The loop over dimensions has eight rows at a time: each dimension is loaded and stored once for them, and vector
+    instructions take many dimensions at once.
+    """
+    dim = np.uint64(len(total))
     total[:] = 0
-    whole_dim = dim - dim % _DIMENSIONS
-    whole = count - count % 4
-    for i in range(0, whole, 4):  # four at a time: each dimension is loaded and stored once for them
-        first = values[vector_at(rows[i], dim) :]
-        second = values[vector_at(rows[i + 1], dim) :]
-        third = values[vector_at(rows[i + 2], dim) :]
-        fourth = values[vector_at(rows[i + 3], dim) :]
-        for start in range(0, whole_dim, _DIMENSIONS):
-            for j in range(np.uint64(start), np.uint64(start + _DIMENSIONS)):
-                total[j] = (((total[j] + first[j]) + second[j]) + third[j]) + fourth[j]
-        for j in range(whole_dim, dim):
-            total[j] = (((total[j] + first[j]) + second[j]) + third[j]) + fourth[j]
-    for i in range(whole, count):
-        vector = values[vector_at(rows[i], dim) :]
+    whole = np.uint64(count - count % 8)
+    for i in range(np.uint64(0), whole, np.uint64(8)):
+        a = np.uint64(rows[i]) * dim
+        b = np.uint64(rows[i + np.uint64(1)]) * dim
+        c = np.uint64(rows[i + np.uint64(2)]) * dim
+        d = np.uint64(rows[i + np.uint64(3)]) * dim
+        e = np.uint64(rows[i + np.uint64(4)]) * dim
+        f = np.uint64(rows[i + np.uint64(5)]) * dim
+        g = np.uint64(rows[i + np.uint64(6)]) * dim
+        h = np.uint64(rows[i + np.uint64(7)]) * dim
         for j in range(dim):
-            total[j] += vector[j]
-
-
-@kernel(inline="always")
-def vector_at(row: np.int32, dim: int) -> int:
-    """Return where the vector of a row begins."""
-    return int(np.int64(row) * dim)
+            first_half = (((total[j] + values[a + j]) + values[b + j]) + values[c + j]) + values[d + j]
+            total[j] = (((first_half + values[e + j]) + values[f + j]) + values[g + j]) + values[h + j]
+    for i in range(whole, np.uint64(count)):
+        start = np.uint64(rows[i]) * dim
+        for j in range(dim):
+            total[j] += values[start + j]
 
 
 @kernel

@@ -175,7 +175,7 @@ class FastTextScore(ModelScore):
 
     @property
     def version(self) -> int:
-        return 4
+        return 5
 
     def describe(self) -> str:
         return f"{self.fact} {self.model.name} {self.label}"

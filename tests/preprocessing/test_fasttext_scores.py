@@ -11,9 +11,10 @@ import fasttext
 import numpy as np
 import pytest
 
-from preprocessing.scoring.fasttext_features import FeatureTable, add_pairs
+from preprocessing.scoring.fasttext_features import FeatureTable, add_pairs, find_features
 from preprocessing.scoring.fasttext_file import DICTIONARY, HEADER, MAGIC, SHAPE, read_fasttext
 from preprocessing.scoring.fasttext_scores import FastTextScorer, can_score
+from preprocessing.scoring.fasttext_words import JoinedTexts, WordGroup
 
 SCRIPTS = [
     ("the mill grinds wheat into flour and bread is baked at dawn", " "),
@@ -59,13 +60,15 @@ class Shape:
     scale: float = 0.15  # of the vectors
     version: int = 12
     bucket: int = 1000
+    words: tuple[bytes, ...] = tuple(
+        word.encode() for sentence, space in SCRIPTS for word in sentence.split(space)[::2]
+    )
 
 
 def write_random_model(path: Path, shape: Shape) -> Path:
     """Write a softmax model with random vectors, whose vocabulary has every second word of SCRIPTS."""
     random = np.random.default_rng(5)
-    words = [word.encode() for sentence, space in SCRIPTS for word in sentence.split(space)[::2]]
-    words = list(dict.fromkeys([*([b"</s>"] if shape.has_end else []), *words]))
+    words = list(dict.fromkeys([*([b"</s>"] if shape.has_end else []), *shape.words]))
     bucket = shape.bucket if shape.word_ngrams > 1 or shape.max_subword else 0
     numbers = [12, 5, 5, 1, 5, shape.word_ngrams, 3, 3, bucket, shape.min_subword, shape.max_subword, 100]
     entries = [(word, 9, 0) for word in words] + [(label.encode(), 5, 1) for label in shape.labels]
@@ -190,6 +193,22 @@ def test_words_end_where_their_bytes_say(tmp_path: Path) -> None:
     for text, score in zip(texts, scorer.score(texts), strict=True):
         labels, chances = library.predict(text, k=-1, threshold=-1)
         assert abs(dict(zip(labels, chances, strict=True))["__label__a"] - score) < 1e-6, text
+
+
+def test_words_are_found_wherever_there_was_room_for_them(tmp_path: Path) -> None:
+    """In their bucket, in the one beside it, or, where both are full, among the slots."""
+    words = [f"{chr(97 + number % 26)}{number * 7919 % 4000}{'mill' * (number % 4)}" for number in range(4000)]
+    path = write_random_model(tmp_path / "m.bin", Shape(1, words=tuple(word.encode() for word in words)))
+    features = FastTextScorer.read(path, "__label__a").features
+    has_more = (features.buckets[:, 2:] >> np.uint64(31) & np.uint64(1)).sum(axis=0)
+    assert has_more[0] > has_more[1] > 0
+    expected = list(range(1, len(words) + 1))
+    texts = JoinedTexts.join([" ".join(f"{word} {word}x" for word in words).encode()])
+    max_words, max_features = features.max_counts(int(texts.sizes[0]))
+    rows = np.empty(max_features, np.int32)
+    hashes = np.empty(max_words, np.int32)
+    count = find_features(texts, 0, int(texts.sizes[0]), features, WordGroup.new(), hashes, rows)
+    assert rows[:count].tolist() == [*expected, features.end_row]
 
 
 def test_no_kernel_of_scores_imports_scipys_linear_algebra(tmp_path: Path) -> None:
