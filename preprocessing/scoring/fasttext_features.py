@@ -88,27 +88,23 @@ class FeatureTable(NamedTuple):
 
 def read_features(model: FastTextFile, file: NDArray[np.uint8]) -> tuple[FeatureTable, int]:
     """Return the tables of a model, and where its dictionary ends in its file."""
-    entries = file[model.dictionary :]
     starts = np.zeros(model.words + model.label_count + 1, np.int64)
-    stop = model.dictionary + find_entries(entries, starts)
-    texts = np.empty(starts[-1], np.uint8)
     slots = np.zeros(1 << max(2 * len(starts), 2).bit_length(), np.uint64)
     buckets = _empty_buckets(len(slots) // 2)
-    fill_dictionary(entries, starts, model.words, texts, slots, buckets)
-    end_row = find_entry(hash_bytes(_END, 0, len(_END)), _END, 0, len(_END), slots, texts, starts)
+    texts, end_row, size = read_dictionary(file[model.dictionary :], model.words, starts, slots, buckets)
     features = FeatureTable(
         buckets,
         slots,
         texts,
         starts,
         model.words,
-        end_row if end_row < model.words else _NONE,
+        end_row,
         model.word_ngrams,
         model.bucket,
         model.min_subword,
         model.max_subword,
     )
-    return features, stop
+    return features, model.dictionary + size
 
 
 def _empty_buckets(count: int) -> NDArray[np.uint64]:
@@ -116,6 +112,26 @@ def _empty_buckets(count: int) -> NDArray[np.uint64]:
     raw = np.zeros(_BUCKET * count + _LINE // 8, np.uint64)
     skipped = -raw.ctypes.data % _LINE // 8
     return raw[skipped : skipped + _BUCKET * count].reshape(count, _BUCKET)
+
+
+@kernel
+def read_dictionary(
+    entries: NDArray[np.uint8],
+    words: int,
+    starts: NDArray[np.int64],
+    slots: NDArray[np.uint64],
+    buckets: NDArray[np.uint64],
+) -> tuple[NDArray[np.uint8], int, int]:
+    """Read the entries of a dictionary into `starts` and both hash tables, of which only zeros are given.
+
+    Return their texts, the row of the word that ends a line, or -1, and the size of all entries in the file. It is one
+    kernel, as each takes a process some milliseconds to load.
+    """
+    size = find_entries(entries, starts)
+    texts = np.empty(starts[-1], np.uint8)
+    fill_dictionary(entries, starts, words, texts, slots, buckets)
+    end_row = find_entry(hash_bytes(_END, 0, len(_END)), _END, 0, len(_END), slots, texts, starts)
+    return texts, end_row if end_row < words else _NONE, size
 
 
 @kernel
