@@ -15,7 +15,8 @@ MARGIN = 128  # bytes behind the space behind the last text, for what reads 64 a
 SHORT = 16  # bytes of a word: shorter ones are compared by two numbers
 NO_WORD = -1  # stands for where one begins
 _BLOCKS = 32  # of 64 bytes, whose words are looked up together
-_MAX_WORDS = 32 * _BLOCKS + 2  # that end in these blocks
+_USUAL = 12  # words that begin in a block, or fewer
+_MAX_WORDS = 32 * _BLOCKS + 2 + _USUAL  # that end in these blocks, and room for what is written behind them
 FNV_START = np.uint32(2166136261)
 _FNV_PRIME = np.uint32(16777619)
 # The first 8 bytes, and the second, that words of 0 to 16 bytes have:
@@ -115,14 +116,10 @@ def find_words(
         begins = after & ~spaces
         finishes = spaces & ~after
         offset = block << np.uint64(6)
-        while begins:
-            borders[0, starts] = np.int64(offset + lowest_bit(begins))
-            starts += np.uint64(1)
-            begins &= begins - np.uint64(1)
-        while finishes:
-            borders[1, ends] = np.int64(offset + lowest_bit(finishes))
-            ends += np.uint64(1)
-            finishes &= finishes - np.uint64(1)
+        write_places(begins, offset, borders[0, starts:])
+        write_places(finishes, offset, borders[1, ends:])
+        starts += count_bits(begins)
+        ends += count_bits(finishes)
         before = spaces >> np.uint64(63)
         block += np.uint64(1)
         if block > last or block == behind:
@@ -130,6 +127,22 @@ def find_words(
         spaces = find_spaces(blocks, block)
     begun = borders[0, ends] if starts > ends else NO_WORD
     return int(np.int64(ends)), int(begun), int(np.int64(block << np.uint64(6)))
+
+
+@kernel(inline="always")
+def write_places(bits: np.uint64, offset: np.uint64, places: NDArray[np.int64]) -> None:
+    """Write the numbers of the bits that are set, from `offset` on; of fewer than _USUAL, other numbers behind them.
+
+    A loop that ended with the last bit would end at another place each time, which the processor cannot predict.
+    """
+    for i in range(_USUAL):
+        places[np.uint64(i)] = np.int64(offset + lowest_bit(bits))
+        bits &= bits - np.uint64(1)
+    at = np.uint64(_USUAL)
+    while bits:
+        places[at] = np.int64(offset + lowest_bit(bits))
+        bits &= bits - np.uint64(1)
+        at += np.uint64(1)
 
 
 @kernel(inline="always")
@@ -149,12 +162,17 @@ def find_spaces(blocks: NDArray[np.uint64], block: np.uint64) -> np.uint64:
 
 @kernel(inline="always")
 def lowest_bit(bits: np.uint64) -> np.uint64:
-    """Return the number of the lowest bit that is set: how many are below it, which LLVM knows as one instruction."""
-    below = (bits & (np.uint64(0) - bits)) - np.uint64(1)
-    below -= (below >> np.uint64(1)) & np.uint64(0x5555555555555555)
-    below = (below & np.uint64(0x3333333333333333)) + ((below >> np.uint64(2)) & np.uint64(0x3333333333333333))
-    below = (below + (below >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return (below * np.uint64(0x0101010101010101)) >> np.uint64(56)
+    """Return the number of the lowest bit that is set, or 64: how many are below it."""
+    return count_bits((bits & (np.uint64(0) - bits)) - np.uint64(1))
+
+
+@kernel(inline="always")
+def count_bits(bits: np.uint64) -> np.uint64:
+    """Return how many bits are set, which LLVM knows as one instruction."""
+    bits -= (bits >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    bits = (bits & np.uint64(0x3333333333333333)) + ((bits >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    bits = (bits + (bits >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return (bits * np.uint64(0x0101010101010101)) >> np.uint64(56)
 
 
 @kernel
@@ -171,17 +189,12 @@ def load_words(eights: NDArray[np.uint64], group: WordGroup, count: int) -> None
 
 @kernel
 def hash_words(group: WordGroup, count: int) -> None:
-    """Write fastText's hash of words of up to 16 bytes: a byte of each in turn, which vector instructions do."""
-    hashes = group.hashes
-    sizes = group.sizes
+    """Write fastText's hash of words of up to 16 bytes, all of whose bytes are hashed: vector instructions do many."""
     for i in range(count):
-        hashes[i] = FNV_START
-    for half in range(2):
-        eight = group.high if half else group.low
-        for k in range(8):
-            position = np.uint32(8 * half + k)
-            shift = np.uint64(8 * k)
-            for i in range(count):
-                byte = np.uint8(eight[i] >> shift)
-                longer = np.uint32((hashes[i] ^ np.uint32(np.int8(byte))) * _FNV_PRIME)
-                hashes[i] = longer if sizes[i] > position else hashes[i]
+        size = group.sizes[i]
+        value = FNV_START
+        for position in range(SHORT):
+            eight = group.low[i] if position < 8 else group.high[i]
+            longer = hash_byte(value, np.uint8(eight >> np.uint64(8 * (position % 8))))
+            value = longer if size > np.uint32(position) else value
+        group.hashes[i] = value

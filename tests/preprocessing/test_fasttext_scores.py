@@ -190,6 +190,7 @@ def test_words_end_where_their_bytes_say(tmp_path: Path) -> None:
     library = fasttext.load_model(str(path))
     texts = ["x" * before + space + "mill" * size for before in range(66) for size in (1, 4, 17) for space in " \0"]
     texts += ["wheat " * 341 + "y" * size + " flour bread" for size in range(1, 16)]
+    texts += ["a b c 1 2 3 " * 700 + "z" * size + " flour" for size in range(3)]  # as many words as 64 bytes can have
     for text, score in zip(texts, scorer.score(texts), strict=True):
         labels, chances = library.predict(text, k=-1, threshold=-1)
         assert abs(dict(zip(labels, chances, strict=True))["__label__a"] - score) < 1e-6, text
