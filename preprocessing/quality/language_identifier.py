@@ -23,15 +23,8 @@ from gristmill.errors import UsageError
 from gristmill.kernels import kernel
 from preprocessing.quality.pieces import hash_bytes as hash_64
 from preprocessing.quality.pieces import slot_of
-from preprocessing.scoring.fasttext_features import (
-    IS_SPACE,
-    FeatureTable,
-    add_subwords,
-    find_entry,
-    is_end,
-    is_label,
-    read_features,
-)
+from preprocessing.scoring.fasttext_dictionary import FeatureTable, find_entry, read_features
+from preprocessing.scoring.fasttext_features import IS_SPACE, add_subwords, is_end, is_label
 from preprocessing.scoring.fasttext_file import PREFIX, SHAPE, read_fasttext
 from preprocessing.scoring.fasttext_words import hash_bytes
 

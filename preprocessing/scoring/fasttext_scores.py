@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from gristmill.budget import reserve_memory
 from gristmill.errors import wrap_read_errors
 from gristmill.kernels import kernel
-from preprocessing.scoring.fasttext_features import FeatureTable, find_features, read_features
+from preprocessing.scoring.fasttext_dictionary import FeatureTable, read_features
+from preprocessing.scoring.fasttext_features import find_features
 from preprocessing.scoring.fasttext_file import SHAPE, FastTextFile, read_sizes
 from preprocessing.scoring.fasttext_words import JoinedTexts, WordGroup
 

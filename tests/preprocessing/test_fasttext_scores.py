@@ -11,7 +11,8 @@ import fasttext
 import numpy as np
 import pytest
 
-from preprocessing.scoring.fasttext_features import FeatureTable, add_pairs, find_features
+from preprocessing.scoring.fasttext_dictionary import FeatureTable
+from preprocessing.scoring.fasttext_features import add_pairs, find_features
 from preprocessing.scoring.fasttext_file import DICTIONARY, HEADER, MAGIC, SHAPE, read_fasttext
 from preprocessing.scoring.fasttext_scores import FastTextScorer, can_score
 from preprocessing.scoring.fasttext_words import JoinedTexts, WordGroup
