@@ -119,7 +119,7 @@ def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, 
         f"seq_len is {config.seq_len}, and the checkpoint's model has a context of {sizes.context} tokens; try "
         f"--seq_len {sizes.context}",
     )
-    layout = config.parallel.resolve(processes, sizes, config.seq_len or sizes.context)
+    layout = config.parallel.resolve(processes, sizes, config.seq_len or sizes.context, is_trained=True)
     world = build_world(layout, device, _SECONDS_TO_WAIT)
     ask = partial(require_memory, world, layout, config.precision, MemoryConfig(), None)
     model = parallelize(meta_decoder(sizes), layout, world, 0, config.precision, before_allocation=ask)

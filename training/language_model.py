@@ -109,7 +109,7 @@ def open_language_model(
         else:
             everyone = build_world(ParallelConfig(dp=processes), device, timeout)
             source = _open_checkpoint(path, tokenizer, ema, CheckpointGroup.create(everyone))
-        layout = parallel.resolve(processes, source.config, source.config.context)
+        layout = parallel.resolve(processes, source.config, source.config.context, is_trained=True)
         world = build_world(layout, device, timeout)
         decoder = meta_decoder(source.config)
         table = placement_table(decoder, layout)

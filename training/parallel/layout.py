@@ -30,16 +30,18 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
         **ExpertOptions.RANGES,
     }
 
-    def resolve(self, processes: int, model: ModelConfig, seq_len: int) -> Self:
+    def resolve(self, processes: int, model: ModelConfig, seq_len: int, is_trained: bool = False) -> Self:
         """Return a copy with every 0 filled in for `processes` ranks. Raises UsageError if it does not fit.
 
-        The sizes that its message suggests fit.
+        The sizes that its message suggests fit. Of a model that `is_trained` it suggests no other sizes.
         """
         full = self._filled(processes)
         try:
             full.check(processes, model, seq_len)
         except SizeError as error:
-            advice = self._advice(error, processes, model, seq_len)
+            keeps_model = is_trained and error.other.startswith("--model.")
+            other = "" if keeps_model else error.other
+            advice = self._advice(error, other, processes, model, seq_len)
             raise UsageError(f"{error.fault}; {advice}") from error
         return full
 
@@ -53,8 +55,11 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
         full = replace(full, zero_group=full.zero_group or (full.dp if full.zero else 1))
         return replace(full, micro_batches=full.micro_batches or (full.stages if full.pp > 1 else 1))
 
-    def _advice(self, error: SizeError, processes: int, model: ModelConfig, seq_len: int) -> str:
-        """Options that pass the checks which `error` failed: for the processes that were started, or with others."""
+    def _advice(self, error: SizeError, other: str, processes: int, model: ModelConfig, seq_len: int) -> str:
+        """Options that pass the checks which `error` failed: for the processes that were started, or with others.
+
+        `other`: an option beside its sizes; empty: none.
+        """
         layouts: dict[int, Layout] = {}
         for size in error.sizes:
             changed: dict[str, Any] = {error.option: size}
@@ -70,7 +75,7 @@ class Layout(ExpertOptions, ContextOptions, PipelineOptions, TensorOptions, Data
                     advice = [f"--parallel.{error.option} {size} with {count}"]
                     break
         several = f"; with {count_of(processes, 'process', 'processes')} {sizes} are possible" * (len(fitting) > 1)
-        advice += filter(None, [error.other])
+        advice += filter(None, [other])
         return (
             f"try {', or '.join(advice)}{several}" if advice else f"expected one of {', '.join(map(str, error.sizes))}"
         )
