@@ -17,6 +17,8 @@ from tests.gristmill_cli.corpus import WORDS, make_corpus
 from tests.preprocessing.chats import make_tokenizer
 from tests.training.hf_models import build_theirs
 from training.config import TrainConfig
+from training.hugging_face.hf_config import find_family
+from training.model.decoder import meta_decoder
 
 RECIPES = [recipe.name for recipe in RunRecipe.all()]
 PLANNED = {"llama-1b", "llama-8b"}
@@ -87,6 +89,17 @@ def test_its_files_are_right_and_its_page_says_what_to_expect(name: str) -> None
     else:
         assert (recipe.folder / "loss.svg").read_bytes().startswith(b"<?xml") and "loss.svg" in recipe.page
         assert "holdout loss" in recipe.page
+
+
+def test_the_model_that_was_continued_is_a_qwen3_of_the_size_that_its_page_says() -> None:
+    page = RunRecipe.named("qwen3-continue").page.replace("\\\n", " ")
+    (line,) = [line for line in page.splitlines() if line.startswith("gristmill train ")]
+    config = load_config(TrainConfig, shlex.split(line)[2:])
+    config.check()
+    model = config.model.resolve(4096, config.data.seq_len)
+    assert find_family(model).model_type == "qwen3"
+    parameters = sum(p.numel() for p in meta_decoder(model).parameters())
+    assert f"{parameters / 1e6:.1f} million parameters" in " ".join(page.split())
 
 
 def test_they_are_listed_and_shown() -> None:
