@@ -75,7 +75,9 @@ def test_its_files_are_right_and_its_page_says_what_to_expect(name: str) -> None
     recipe = RunRecipe.named(name)
     load_config(RunConfig, ["--config", str(recipe.folder / DATA), "--corpus", "c", "--out", "o"])
     folders = ["--data.train", "t", "--data.holdout", "h", "--out_dir", "m"]
-    load_config(TrainConfig, ["--config", str(recipe.folder / TRAINING), *folders]).check()
+    config = load_config(TrainConfig, ["--config", str(recipe.folder / TRAINING), *folders])
+    config.check()
+    find_family(config.model.resolve(1024, config.data.seq_len))  # raises for what cannot be exported and pushed
     assert f"gristmill recipe run {name} " in recipe.page
     assert recipe.summary.endswith(".") and len(recipe.summary) < 200
     if name in PLANNED:
