@@ -26,7 +26,7 @@ from gristmill_cli.run_config import RunConfig
 from preprocessing.quality.measures import TextMeasures
 from preprocessing.quality.recipe import LANGUAGE, Bounds, LanguageBounds, Recipe, load_recipe
 from preprocessing.scoring.score_choice import parse_bands
-from preprocessing.steps.model_score import ScoreOptions, score_steps
+from preprocessing.steps.model_score import ScoreOptions, score_steps, tables_after
 from preprocessing.steps.normalise import Normalise
 from preprocessing.steps.recipe_rules import RecipeRules
 from preprocessing.steps.user_function import UserFunction
@@ -128,6 +128,8 @@ def preview_scores(config: Positional[Path], documents: int = 1000, examples: in
     batch = Batch(texts, read_field=lambda number, name: sample[number].value(name))
     done = run_steps([*steps, *scores], batch)
     head = Text(f"{len(sample):,} of {count_of(total, 'document')} scored")
+    if tables_after("copies", options.scores):
+        head.append("; which of them are copies a run alone knows")
     lines: list[RenderableType] = [head]
     for step in scores:
         table = options.scores[step.score]

@@ -47,6 +47,7 @@ def list_low_scores(
     choices: Sequence[Choice],
     options: RunOptions = RunOptions(),
     bands_file: Path | None = None,
+    stage: Stage = STAGE,
 ) -> tuple[Counts, list[Cut]]:
     """List the documents that one of the choices does not keep.
 
@@ -56,6 +57,7 @@ def list_low_scores(
         choices: What is kept, by score; a document goes by the first that does not keep it.
         options: Workers, memory, and when to stop; they change no output.
         bands_file: The file to write, .json, of the limits between the bands that a choice has, for the mix.
+        stage: The name under which records are kept, where a run chooses twice.
 
     Returns:
         Documents read, kept and left out by each score, per source; and the limits that quantiles give.
@@ -64,7 +66,7 @@ def list_low_scores(
     choices = tuple(choices)
     reads = {facts_dir: list_facts(facts_dir)}
     with open_stage(
-        STAGE,
+        stage,
         output_file.parent,
         options,
         reads=reads,
@@ -261,9 +263,9 @@ def find_low_rows(
     return Result(counts, [msgspec.to_builtins(of_source) for of_source in sums.values()])
 
 
-def read_score_sums(output_file: Path) -> dict[str, dict[str, ScoreSums]]:
+def read_score_sums(output_file: Path, stage: Stage = STAGE) -> dict[str, dict[str, ScoreSums]]:
     """Return how the scores are distributed that a key set was made of, by score and source, as was recorded."""
-    ledger = Ledger(output_file.parent / STATE_DIR, run_name(STAGE.name, output_file.name))
+    ledger = Ledger(output_file.parent / STATE_DIR, run_name(stage.name, output_file.name))
     records = [record for record in ledger.read().values() if record.step == _FIND]
     return join_sums(part for record in records for part in msgspec.convert(record.value, list[ScoreSums]))
 

@@ -40,6 +40,7 @@ from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, Sink, open_jsonl_writer
 from gristmill.steps import Batch, DocumentStep, Processed, is_vector, run_steps, vector_length
 from gristmill.text import utf8_size
+from preprocessing.mixing.drops import Drops, files_of, load_drops
 
 BATCH_DOCUMENTS = 4096
 BATCH_CHARACTERS = 1 << 20
@@ -86,17 +87,20 @@ def process_slices(
     sums: tuple[str, ...],
     written_as: str,
     facts: Path,
+    drops: Path | None = None,
     **vectors: Path,
 ) -> Result:
     """Task: run the steps on the documents of each slice, and write those that are kept to its output.
 
     Without `outputs` nothing is written but facts, of documents that stay in the files of these `names`. The field of
     the text is named `written_as`, or stays. `vectors` are the files of facts that are vectors. Rows of documents that
-    are written are counted from the slice's first. The value is GroupNotes.
+    are written are counted from the slice's first. Documents that `drops`, a file of split_drops, leaves out, are
+    counted with their reasons, and have no facts. The value is GroupNotes.
     """
     counts = Counts({}, [])
     notes = GroupNotes([], dict.fromkeys(sums, 0))
     scalars, lengths = split_facts(steps)
+    drops_of = load_drops(drops, files_of(group)) if drops else {}
     with ExitStack() as stack:
         columns = stack.enter_context(open_facts_writer(facts, schema_of_facts(scalars)))
         writers = {
@@ -105,7 +109,9 @@ def process_slices(
         }
         rejects = None if outputs else NotedRejects(facts)  # one for all slices: it begins a new file
         for number, (part, name) in enumerate(zip(group, names, strict=True)):
-            worker = _SliceWorker(part, name, steps, counts, notes, columns, writers, written_as)
+            worker = _SliceWorker(
+                part, name, steps, counts, notes, columns, writers, written_as, drops_of.get(part.name)
+            )
             if rejects:
                 worker.run(rejects, None)
                 continue
@@ -143,7 +149,7 @@ class _SliceWorker:
 
     def __init__(
         self, part: Slice, name: str, steps: Steps, counts: Counts, notes: GroupNotes, columns: FactsWriter,
-        vectors: Mapping[str, VectorWriter], written_as: str,
+        vectors: Mapping[str, VectorWriter], written_as: str, drops: Drops | None,
     ) -> None:  # fmt: skip
         self.part = part
         self.name = name
@@ -153,6 +159,7 @@ class _SliceWorker:
         self.columns = columns
         self.vectors = vectors
         self.written_as = written_as
+        self.drops = drops
         self.records = 0
         self.written = WrittenSlice(name, 0, 0, 0)
 
@@ -165,12 +172,26 @@ class _SliceWorker:
         documents = read_documents(self.part, self.counts, rejects)
         batches = batched(documents, BATCH_DOCUMENTS, BATCH_CHARACTERS, lambda document: len(document.text))
         for batch in batches:
-            self._run_batch(batch, rejects.take(), sink)
+            if self.drops:
+                self._leave_out(batch, self.drops)
+            if batch:
+                self._run_batch(batch, rejects.take(), sink)
             batch.clear()  # a large document is gone before the next is read
             note_reading(self.part)
         note_no_place()
         self._note_facts({}, rejects.take(), 0)
         self.notes.slices.append(SliceNote(self.records, self.written))
+
+    def _leave_out(self, documents: list[Document], drops: Drops) -> None:
+        """Take the documents that are dropped out of a batch; count each with its reason."""
+        reasons = drops.reasons(np.array([document.key.row for document in documents], np.int64))
+        left = list[Document]()
+        for document, reason in zip(documents, reasons, strict=True):
+            if reason:
+                self.counts.add(self.part.source, reason, document.read_bytes)
+            else:
+                left.append(document)
+        documents[:] = left
 
     def _run_batch(self, documents: list[Document], malformed: list[tuple[int, str, int]], sink: Sink | None) -> None:
         texts = tuple(document.text for document in documents)

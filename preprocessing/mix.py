@@ -31,7 +31,7 @@ from preprocessing.document_pass import NOTED
 from preprocessing.mixing.band_epochs import bands_table, choose_epochs
 from preprocessing.mixing.decisions import choose_holdout, decide_tasks
 from preprocessing.mixing.drops import DUPLICATE, check_all_found, drops_task, note_provenance
-from preprocessing.mixing.facts import GroupFacts, corpus_files_of
+from preprocessing.mixing.facts import FactsByFile, GroupFacts, corpus_files_of
 from preprocessing.mixing.first_texts import FirstTexts
 from preprocessing.mixing.keep_list import find_listed_texts
 from preprocessing.mixing.mix_manifest import (
@@ -135,6 +135,8 @@ def mix_facts(
     low_scores: Path | None = None,
     bands: Path | None = None,
     first: FirstTexts | None = None,
+    after_copies: tuple[Path, ...] = (),
+    scored: Path | None = None,
 ) -> Counts:
     """Decide as `mix` does, from the facts of a pass with the steps TextDigest and TokenCount: no text is read.
 
@@ -144,12 +146,16 @@ def mix_facts(
         tokenizer: The tokenizer that TokenCount counted tokens with.
         first: The texts that the first stage of a run wrote, if later ones wrote others: `keep_list` drops documents by
             these, too.
+        after_copies: More documents to drop, .parquet: those whose scores after copies are too low, or unknown.
+        scored: Folder of facts with the scores of `bands`, where score_after_copies noted them.
 
     The other arguments and what is returned: see mix.
     """
     check_seed(seed)
     check_holdout(holdout)
     reads = {facts_dir: list_facts(facts_dir)}
+    if scored:
+        reads[scored] = list_facts(scored)
     with open_stage(STAGE, out_dir, options, reads=reads, files=[mix_manifest_path(out_dir)]) as run:
         files = [file for file in plan_facts(run, facts_dir) if file.slices]
         names = [corpus_files_of(file) for file in files]
@@ -159,15 +165,16 @@ def mix_facts(
         drops = {of_file: run.work / "drops" / f"{file.path}.npz" for file, of_file in zip(files, names, strict=True)}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
         listed = find_listed_texts(run, keep_list, [facts_dir / file.path for file in files], first)
-        split = drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores, listed)
+        split = drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores, listed, after_copies)
         dropped = run.step("drops", [split])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
         note_provenance(duplicates, is_of_others, options)
         score_bands = ScoreBands.read(bands) if bands else None
-        known = [
-            GroupFacts.of(file, facts_dir, drops[of_file], bool(tokens), score_bands)
-            for file, of_file in zip(files, names, strict=True)
-        ]
+        by_file = FactsByFile(plan_facts(run, scored, "scores"), scored) if score_bands and scored else None
+        known = list[GroupFacts]()
+        for file, of_file in zip(files, names, strict=True):
+            overlapping = by_file.overlapping(file) if by_file else None
+            known.append(GroupFacts.of(file, facts_dir, drops[of_file], bool(tokens), score_bands, overlapping))
         chosen = choose_epochs(run, source_weight, amounts, known, seed, FAN_IN, score_bands)
         source_weight = chosen.weights
         epochs = chosen.epochs
@@ -177,7 +184,8 @@ def mix_facts(
         decided = run.step(
             "decide", decide_tasks(known, outputs, epochs, limits, digests, seed, digest_bytes, documents)
         )
-        check_all_found(decided.counts, named, filter(None, (duplicates, short_docs, low_scores, keep_list)))
+        key_sets = (duplicates, short_docs, low_scores, *after_copies, keep_list)
+        check_all_found(decided.counts, named, filter(None, key_sets))
         text_bytes = [of_group for of_task in decided.values(list[tuple[int, int]]) for of_group in of_task]
         decisions = [
             DecisionsFile(decisions_name(file.path), file.slices, *sizes)

@@ -5,7 +5,7 @@ Raw files → steps → documents, which later stages read, and facts, which joi
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from preprocessing.document_pass import (
     process_slices,
     split_facts,
 )
+from preprocessing.mixing.drops import files_of
 from preprocessing.steps.normalise import web_libraries
 
 STAGE = Stage("prepare", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
@@ -97,7 +98,7 @@ def prepare(
         names = {name: path.relative_to(written_to).as_posix() for name, path in targets.items()}
         files = sorted(corpus.files, key=lambda file: names.get(file.name, file.name))  # in the order of keys
         publishes = [documents_dir, facts_dir] if documents_dir else [facts_dir]
-        version = _stage_of(stage, steps, files)
+        version = stage_of(stage, steps, files)
         more = [removed] if removed else []
         with open_stage(
             version, publishes[0], options, reads=reads, publishes=publishes, files=more, inputs_vary=bool(sources)
@@ -132,7 +133,7 @@ def _list_corpus(
     return [(data_dir, listed)]
 
 
-def _stage_of(stage: Stage, steps: Steps, files: Sequence[CorpusFile]) -> Stage:
+def stage_of(stage: Stage, steps: Steps, files: Sequence[CorpusFile]) -> Stage:
     """Return the stage with its steps, and the libraries that these and the formats depend on."""
     libraries = dict.fromkeys((*STAGE.libraries, *stage.libraries))
     for step in steps:
@@ -150,7 +151,8 @@ def versions_of(steps: Iterable[DocumentStep]) -> tuple[tuple[str, int], ...]:
 class PassPlan:
     """The tasks of a pass: where each writes, and what follows where a file is cut into pieces.
 
-    `names` are those of the documents' files by the raw file's, where they differ.
+    `names` are those of the documents' files by the raw file's, where they differ. `drops` are the files, by the names
+    of a group's files, of the documents that are left out (see preprocessing.mixing.drops).
     """
 
     run: StageRun
@@ -160,6 +162,7 @@ class PassPlan:
     sums: tuple[str, ...]
     written_as: str
     sets_aside: bool = False
+    drops: Mapping[tuple[str, ...], Path] = field(default_factory=dict)
 
     def write_documents(self, files: Sequence[CorpusFile], targets: Targets) -> StepResult:
         """Run the steps on all files; write the documents that are kept."""
@@ -220,7 +223,10 @@ class PassPlan:
         return ", ".join(step.foreign for step in self.steps if step.foreign)
 
     def _names_of(self, group: SliceGroup) -> dict[str, Any]:
-        return {"names": tuple(self.names.get(part.name, part.name) for part in group)}
+        of_group: dict[str, Any] = {"names": tuple(self.names.get(part.name, part.name) for part in group)}
+        if self.drops:
+            of_group["drops"] = self.drops[files_of(group)]
+        return of_group
 
     def _facts_of(self, group: SliceGroup) -> dict[str, Path]:
         """Return where a task writes facts: first to a temporary file, if rows are to be counted from another slice."""

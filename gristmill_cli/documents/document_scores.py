@@ -1,6 +1,7 @@
 """Scores of documents of a data run, as its facts have them, by the tables [scores.NAME]."""
 
 from collections.abc import Collection
+from pathlib import Path
 
 import numpy as np
 
@@ -10,12 +11,21 @@ from gristmill.io.documents import DocKey, source_of
 from gristmill.io.facts import INDEX_FILE, read_index, written_by_file
 from gristmill.storage.files import is_file
 from gristmill_cli.run_config import RunConfig
+from gristmill_cli.stages.note_facts import ScoreAfterCopies
 from preprocessing.scoring.score_choice import ScoreBands
+from preprocessing.steps.model_score import After, tables_after
 
 
 def read_scores(config: RunConfig, keys: Collection[DocKey]) -> dict[str, dict[DocKey, float]]:
     """Return the scores of documents, by name and key in the clean corpus; none that the run did not note."""
-    facts = config.out / "facts"
+    scores = dict[str, dict[DocKey, float]]()
+    for folder in ("facts", ScoreAfterCopies.output):
+        scores |= _read_scores(config, config.out / folder, keys)
+    return scores
+
+
+def _read_scores(config: RunConfig, facts: Path, keys: Collection[DocKey]) -> dict[str, dict[DocKey, float]]:
+    """Return the scores of documents that a folder of facts has."""
     scores = dict[str, dict[DocKey, float]]()
     if not config.scores or not is_file(facts / INDEX_FILE):
         return scores
@@ -40,12 +50,16 @@ def read_scores(config: RunConfig, keys: Collection[DocKey]) -> dict[str, dict[D
     return scores
 
 
-def describe_scores(config: RunConfig, key: DocKey) -> str:
-    """Return the scores of a document, and the band that it is in where there are bands; '' without scores."""
-    scores = {name: of_score[key] for name, of_score in read_scores(config, [key]).items() if key in of_score}
+def describe_scores(config: RunConfig, key: DocKey, after: After = "rules") -> str:
+    """Return the scores of a document after rules or copies, and the band that it is in, if any; '' without scores."""
+    tables = tables_after(after, config.scores)
+    scores = dict[str, float]()
+    for name, of_score in read_scores(config, [key]).items():
+        if key in of_score and name in tables:
+            scores[name] = of_score[key]
     said = [f"{name} {score:.4g}" for name, score in scores.items()]
     path = config.out / "score_bands.json"
-    if not said or not any(table.bands for table in config.scores.values()) or not is_file(path):
+    if not said or not any(table.bands for table in tables.values()) or not is_file(path):
         return ", ".join(said)
     bands = ScoreBands.read(path)
     names = {fact: fact.partition("@")[0] for fact in bands.facts}

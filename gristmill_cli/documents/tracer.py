@@ -24,8 +24,9 @@ from gristmill_cli.documents.takedown import describe_takedown, line_of
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
 from gristmill_cli.stages.apply import ApplyFunction
+from gristmill_cli.stages.filter import ChooseAfterCopies, ChooseByScore
 from gristmill_cli.stages.mix import DecideMix
-from gristmill_cli.stages.note_facts import NoteFacts
+from gristmill_cli.stages.note_facts import NoteFacts, ScoreAfterCopies
 from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus, first_texts, plan_stages
 from gristmill_cli.stages.spec import StageSpec
 from preprocessing.apply import failed_path
@@ -176,7 +177,7 @@ class Tracer:
                     self._add_line(way, self._line_of_removed(record, stage, key, name))
                     return way
                 key = after
-        failure = self._failure_of_facts(key)
+        failure = self._failure_in(NoteFacts.name, NoteFacts.output, key)
         if failure:
             fates.append(Fate(NoteFacts.name, failure))
             self._add_line(way, self._line_of_removed(record, NoteFacts(), key, name))
@@ -198,10 +199,10 @@ class Tracer:
         fact = self._first_fact(record.written)
         return line_of(fact, name, GONE) if fact else line_of_document(self.config, stage, key, name)
 
-    def _failure_of_facts(self, key: DocKey) -> str:
-        """Return how a step failed on a document after the last stage that writes texts; '' if none did."""
-        table = removed_path(self.out / NoteFacts.output)
-        if not load_record(self.out, NoteFacts.name) or not is_file(table):
+    def _failure_in(self, stage: str, folder: str, key: DocKey) -> str:
+        """Return how a step failed on a document in a stage that noted facts in a folder; '' if none did."""
+        table = removed_path(self.out / folder)
+        if not load_record(self.out, stage) or not is_file(table):
             return ""
         rows = self._tables.select(table, ["rule", "detail"], _columns_of(key))
         return f"removed: {rows[0]['rule']}, {rows[0]['detail']}" if rows else ""
@@ -292,12 +293,18 @@ class Tracer:
             length = f"{fact[FORM_CHARACTERS]:,} characters without punctuation"
             fates.append(Fate("filter", f"short: {length}" if is_short else length))
         scores = describe_scores(self.config, key)
-        if load_record(self.out, "choose_by_score") and scores:
-            fates.append(Fate("choose_by_score", scores))
+        if load_record(self.out, ChooseByScore.name) and scores:
+            fates.append(Fate(ChooseByScore.name, scores))
         kept = None
         if load_record(self.out, "generate_duplicates_dict") and fact:
             kept, outcome = self._similarity(key)
             fates.append(Fate("generate_duplicates_dict", outcome))
+        failure = self._failure_in(ScoreAfterCopies.name, ScoreAfterCopies.output, key)
+        if failure:
+            fates.append(Fate(ScoreAfterCopies.name, failure))
+        scores = describe_scores(self.config, key, "copies")
+        if load_record(self.out, ChooseAfterCopies.name) and scores:
+            fates.append(Fate(ChooseAfterCopies.name, scores))
         row = self._decision(key)
         if fact:
             is_down = row is not None and row["reason"] == LISTED

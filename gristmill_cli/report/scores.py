@@ -13,6 +13,7 @@ from gristmill_cli.report.page import NOTHING, Number, Row, figure, fold, join, 
 from gristmill_cli.report.pictures import draw_bars, largest
 from gristmill_cli.report.records import DataRun
 from gristmill_cli.report.removed import excerpt
+from gristmill_cli.stages.filter import ChooseByScore
 from gristmill_cli.stages.pipeline import clean_corpus
 from gristmill_cli.stages.spec import StageSpec
 from preprocessing.choose_by_score import read_score_sums
@@ -27,6 +28,7 @@ BySource = Mapping[str, ScoreSums]
 class ScoresSection:
     """The sums of each score by source."""
 
+    title: str
     scores: Mapping[str, BySource]
 
     def show(self, run: DataRun) -> Markup:
@@ -37,7 +39,7 @@ class ScoresSection:
             parts += [_picture(name, by_source), table(_HEAD, _rows(by_source), f"score_{name}")]
             for title, is_kept in ((f"Just below the limit of {name}", False), (f"Just above it, by {name}", True)):
                 parts.append(_near(title, [near for near in _nearest(by_source) if near.is_kept == is_kept], documents))
-        return section("Scores", *parts)
+        return section(self.title, *parts)
 
 
 _HEAD = ["", "documents", "mean", "deviation", "min", "max", "limit"]
@@ -46,11 +48,12 @@ _HEAD = ["", "documents", "mean", "deviation", "min", "max", "limit"]
 def read_section(run: DataRun, stage: StageSpec) -> ScoresSection | None:
     """Return what the section shows; None, with a fault, if the records of the stage are damaged."""
     try:
-        scores = read_score_sums(run.out / stage.output)
+        scores = read_score_sums(run.out / stage.output, stage.engine)
     except (ValueError, OSError, GristmillError) as error:
         run.faults.append(f"{stage.name} left damaged records ({error}): scores are not shown")
         return None
-    return ScoresSection(scores) if scores else None
+    title = stage.title if isinstance(stage, ChooseByScore) else stage.name
+    return ScoresSection(title, scores) if scores else None
 
 
 def _documents_of(run: DataRun, scores: Mapping[str, BySource]) -> Mapping[DocKey, Document]:

@@ -1,6 +1,7 @@
 """Stages of a run that list documents by their facts: documents that are too short, or whose scores are too low."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace as replace_stage
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from gristmill.counts import Counts
 from gristmill.errors import require
 from gristmill.wording import markdown_table
 from gristmill_cli.run_config import RunConfig
+from gristmill_cli.stages.note_facts import ScoreAfterCopies, has_scores_after
 from gristmill_cli.stages.spec import RunContext, StageSpec
 from preprocessing.choose_by_score import STAGE as CHOOSE_BY_SCORE
 from preprocessing.choose_by_score import list_low_scores, read_score_sums
@@ -17,7 +19,7 @@ from preprocessing.filter import KEPT, STAGE, list_short
 from preprocessing.minimum_length import check_threshold
 from preprocessing.scoring.score_choice import Band, Choice, parse_bands
 from preprocessing.scoring.score_statistics import odd_scores
-from preprocessing.steps.model_score import ScoreOptions, score_steps
+from preprocessing.steps.model_score import After, ScoreOptions, score_steps, tables_after
 
 
 class FilterShort(StageSpec):
@@ -63,20 +65,34 @@ class ChooseByScore(StageSpec):
     engine = CHOOSE_BY_SCORE
     output = "low_scores.parquet"
     added_by = "scores"
+    after: After = "rules"
+    title = "Scores"  # of what reports say of it
     report_section = "gristmill_cli.report.scores:read_section"
     keeps = KEPT
     requests = 2.1
 
     def call(self, run: RunContext) -> Counts:
         """Write the key set of the documents that go."""
-        facts = {step.score: step.fact for step in score_steps(run.config.scores)}
-        choices = [_choice(name, options, facts) for name, options in run.config.scores.items()]
-        counts, _ = list_low_scores(run.facts, self.path(run.config), choices, run.options, run.bands)
+        tables = tables_after(self.after, run.config.scores)
+        facts = {step.score: step.fact for step in score_steps(tables)}
+        choices = [_choice(name, options, facts) for name, options in tables.items()]
+        bands = run.bands if any(options.bands for options in tables.values()) else None
+        output = self.path(run.config)
+        counts, _ = list_low_scores(self.scores(run), output, choices, run.options, bands, self.engine)
         return counts
+
+    def scores(self, run: RunContext) -> Path:
+        """Return the folder of the facts with the scores."""
+        return run.facts
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return what each score keeps."""
-        return {name: _describe(options) for name, options in run.config.scores.items()}
+        tables = tables_after(self.after, run.config.scores)
+        return {name: _describe(options) for name, options in tables.items()}
+
+    def is_in_run(self, options: Mapping[str, Any]) -> bool:
+        """Return whether a score is known after the rules, or, in a subclass, after copies."""
+        return has_scores_after(self.after, options)
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
         """Raise the error of a table or a model that cannot be used."""
@@ -93,7 +109,7 @@ class ChooseByScore(StageSpec):
 
     def card(self, out: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
         """Yield what each score keeps."""
-        yield "\n## Scores\n"
+        yield f"\n## {self.title}\n"
         yield from markdown_table(("score", "documents that it keeps"), list(settings.items()))
 
     def hint(self, config: RunConfig) -> str:
@@ -102,9 +118,32 @@ class ChooseByScore(StageSpec):
 
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
         """Yield scores of models that are constant, or that the source or the length explains."""
-        sums = read_score_sums(self.path(run.config))
+        sums = read_score_sums(self.path(run.config), self.engine)
         of_models = {name: by_source for name, by_source in sums.items() if not run.config.scores[name].measure}
         yield from odd_scores(of_models, run.config.alarms.score)
+
+
+class ChooseAfterCopies(ChooseByScore):
+    """List the documents that are no copies, and whose scores are too low; the mix drops them."""
+
+    name = "choose_after_copies"
+    engine = replace_stage(CHOOSE_BY_SCORE, name="choose_after_copies")
+    output = "low_scores_after_copies.parquet"
+    reads = ScoreAfterCopies.name
+    after = "copies"
+    title = "Scores after copies"
+
+    def scores(self, run: RunContext) -> Path:
+        """Return the folder of the facts with the scores."""
+        return ScoreAfterCopies().path(run.config)
+
+    def check(self, config: RunConfig, sources: set[str]) -> None:
+        """Raise UsageError for scores that the mix of texts would not know."""
+        late = tables_after("copies", config.scores)
+        require(
+            not late or "train_text" not in config.keep,
+            f"[scores.{' '.join(late)}]: after = 'copies' has no effect on --keep train_text; leave out one of them",
+        )
 
 
 def _choice(name: str, options: ScoreOptions, facts: Mapping[str, str]) -> Choice:

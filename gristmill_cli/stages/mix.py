@@ -17,6 +17,7 @@ from preprocessing.mix import STAGE, mix_facts
 from preprocessing.mixing.mix_manifest import MixManifest
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.split import check_holdout
+from preprocessing.steps.model_score import tables_after
 
 _SHOWN_DIGITS = 12  # of the SHA-256 of a keep list
 
@@ -53,6 +54,8 @@ class DecideMix(StageSpec):
             low_scores=run.low_scores,
             bands=run.bands,
             first=run.first_texts,
+            after_copies=run.low_after_copies,
+            scored=_scored_for_bands(run),
         )
 
     def settings(self, run: RunContext) -> dict[str, Any]:
@@ -100,6 +103,12 @@ class DecideMix(StageSpec):
             f"give more documents, a smaller --mix.holdout than {config.mix.holdout}, or look at --mix.weights, "
             "--dedup.index and --filter.threshold"
         )
+
+
+def _scored_for_bands(run: RunContext) -> Path | None:
+    """Return the scores after copies if the bands are of one of them."""
+    tables = tables_after("copies", run.config.scores).values()
+    return run.scores_after_copies if any(table.bands for table in tables) else None
 
 
 def mix_settings(run: RunContext) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.apply import ApplyFunction
 from gristmill_cli.stages.decontaminate import RemoveBenchmarks
 from gristmill_cli.stages.encode import Encode, TokenizeChats
-from gristmill_cli.stages.filter import ChooseByScore, FilterShort
+from gristmill_cli.stages.filter import ChooseAfterCopies, ChooseByScore, FilterShort
 from gristmill_cli.stages.filter_quality import FilterQuality
 from gristmill_cli.stages.generate_connected_components import GenerateConnectedComponents
 from gristmill_cli.stages.generate_duplicates_dict import GenerateDuplicatesDict
 from gristmill_cli.stages.generate_exact_pairs import GenerateExactPairs
 from gristmill_cli.stages.mix import DecideMix
 from gristmill_cli.stages.normalize_text import NormalizeText, own_facts
-from gristmill_cli.stages.note_facts import NoteFacts
+from gristmill_cli.stages.note_facts import NoteFacts, ScoreAfterCopies
 from gristmill_cli.stages.remove_lines import RemoveLines
 from gristmill_cli.stages.remove_spans import RemoveSpans
 from gristmill_cli.stages.spec import RunContext, StageSpec
@@ -41,6 +41,8 @@ STAGES: tuple[StageSpec, ...] = (
     ToHash(),
     GenerateConnectedComponents(),
     GenerateDuplicatesDict(),
+    ScoreAfterCopies(),
+    ChooseAfterCopies(),
     DecideMix(),
     Pass1(),
     Pass2(),

@@ -12,9 +12,10 @@ from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
 from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
+from preprocessing.document_pass import removed_path
 from preprocessing.mixing.first_texts import FirstTexts
 from preprocessing.prepare import versions_of
-from preprocessing.steps.model_score import score_steps
+from preprocessing.steps.model_score import score_steps, tables_after
 from preprocessing.steps.text_digest import TextDigest
 from preprocessing.steps.token_count import TokenCount
 
@@ -59,7 +60,7 @@ class RunContext:
     @property
     def fact_steps(self) -> list[DocumentStep]:
         """Return the steps that note what documents are filtered, compared and mixed by."""
-        scores = score_steps(self.config.scores)
+        scores = score_steps(tables_after("rules", self.config.scores))
         steps: list[DocumentStep] = [TextDigest(), Fingerprint(self.config.sketch), *scores]
         if self.config.counting_tokenizer:
             steps.append(TokenCount.of(self.config.counting_tokenizer))
@@ -73,7 +74,22 @@ class RunContext:
     @property
     def low_scores(self) -> Path | None:
         """Return the key set of the documents whose scores are too low; None if nothing is scored."""
-        return self.out / "low_scores.parquet" if self.config.scores else None
+        has_scores = bool(tables_after("rules", self.config.scores))
+        return self.out / "low_scores.parquet" if has_scores else None
+
+    @property
+    def scores_after_copies(self) -> Path | None:
+        """Return the facts with the scores of the documents that are left after copies; None without such scores."""
+        has_scores = bool(tables_after("copies", self.config.scores))
+        return self.out / "scores" if has_scores else None
+
+    @property
+    def low_after_copies(self) -> tuple[Path, ...]:
+        """Return the tables of the documents whose scores after copies are too low, or failed."""
+        if not self.scores_after_copies:
+            return ()
+        low = self.out / "low_scores_after_copies.parquet"
+        return (low, removed_path(self.scores_after_copies)) if self.config.max_failed > 0 else (low,)
 
     @property
     def bands(self) -> Path | None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
+from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
 from gristmill.io.artefacts import encode_names, integers, open_table, stream_table
@@ -54,6 +55,11 @@ class Drops(NamedTuple):
         reasons[np.isin(rows, self.listed)] = LISTED
         as_list: list[str] = reasons.tolist()
         return as_list
+
+
+def files_of(group: SliceGroup) -> tuple[str, ...]:
+    """Return the names of the files in a group, in order."""
+    return tuple(dict.fromkeys(part.name for part in group))
 
 
 def load_drops(path: Path, files: Sequence[str]) -> dict[str, Drops]:
@@ -98,6 +104,7 @@ def drops_task(
     options: RunOptions,
     low_scores: Path | None = None,
     listed: FileSet | None = None,
+    after_copies: tuple[Path, ...] = (),
 ) -> Task:
     """Return the task that splits the key sets by groups of corpus files; `drops` maps each group to its output."""
     outputs = list(drops.values())
@@ -108,6 +115,8 @@ def drops_task(
     }  # fmt: skip
     if listed:
         arguments["listed"] = listed
+    if after_copies:
+        arguments["after_copies"] = after_copies
     return Task("drops", split_drops, arguments, tuple(outputs), memory=options.memory_bytes)
 
 
@@ -122,6 +131,7 @@ def split_drops(
     keep_list: Path | None = None,
     low_scores: Path | None = None,
     listed: FileSet | None = None,
+    after_copies: tuple[Path, ...] = (),
 ) -> Result:
     """Task: split the key sets by corpus file: `outputs[i]` (.npz) gets the rows of the files in `groups[i]`.
 
@@ -129,7 +139,8 @@ def split_drops(
     text it drops.
 
     Where the kept document of a cluster is short, has a low score, or is of one of the sources `absent`, which have
-    weight 0, a duplicate replaces it (see _replacements). Sets are sorted on disk within `memory`; the rows of one
+    weight 0, a duplicate replaces it (see _replacements). It does not for documents in the sets `after_copies`, whose
+    scores are low or unknown: their copies have no score. Sets are sorted on disk within `memory`; the rows of one
     group are in memory. The result's value is the number of documents to leave out, how many duplicates of them are
     short, or have a low score, too, and whether `provenance` is of no use, as it lists other duplicates. Raises
     InputError if a set names a file that the corpus does not have.
@@ -148,6 +159,9 @@ def split_drops(
             if key_set:
                 for file, rows in _only_known(iter_keys(key_set), numbers, key_set):
                     sorter.add(_records(numbers[file], rows, reason))
+        for key_set in after_copies:
+            for file, rows in _only_known(iter_keys(key_set), numbers, key_set):
+                sorter.add(_records(numbers[file], rows, _LOW))
         if keep_list:
             by_key = KeepList.read(keep_list)
             for reason, keys in ((_KEPT, by_key.kept), (_LISTED, by_key.dropped)):

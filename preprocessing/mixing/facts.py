@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gristmill.errors import InputError
 from gristmill.io.documents import source_of
-from gristmill.io.facts import SUFFIX, FactsFile, written_by_file
+from gristmill.io.facts import SUFFIX, FactsFile, WrittenSlice, written_by_file
 from preprocessing.scoring.score_choice import ScoreBands
 from preprocessing.steps.text_digest import TEXT_DIGEST
 from preprocessing.steps.token_count import TOKENS
@@ -38,25 +38,51 @@ class MixFacts:
     bands: NDArray[np.int64]
 
 
-def load_facts(path: Path, names: Sequence[str], has_tokens: bool, bands: ScoreBands | None = None) -> list[MixFacts]:
+def load_facts(
+    path: Path,
+    names: Sequence[str],
+    has_tokens: bool,
+    bands: ScoreBands | None = None,
+    scored: Sequence[Path] | None = None,
+) -> list[MixFacts]:
     """Return the facts of the corpus files `names`, in this order, from a file of facts.
 
+    Scores that bands are decided by are in it, or in the files of facts `scored`, which have those of some documents.
     Raises InputError if it has facts of another file, or no such facts.
     """
     columns = ["bytes", *TEXT_DIGEST]
     if has_tokens:
         columns.append(TOKENS)
-    if bands:
+    if bands and scored is None:
         columns.extend(bands.facts)
     tables: dict[str, list[pa.Table]] = {name: [] for name in names}
     for name, table in written_by_file(path, columns):
         if name not in tables:
             raise InputError(f"{path} has facts of {name!r}; expected {', '.join(names)}: remove it, and run again")
         tables[name].append(table)
-    return [_join(name, facts_of_file, has_tokens, bands) for name, facts_of_file in tables.items()]
+    scores = tables
+    if bands and scored is not None:
+        scores = _read_scores(scored, names, bands)
+    return [_join(name, facts_of_file, has_tokens, bands, scores[name]) for name, facts_of_file in tables.items()]
 
 
-def _join(name: str, tables: Sequence[pa.Table], has_tokens: bool, bands: ScoreBands | None) -> MixFacts:
+def _read_scores(scored: Sequence[Path], names: Sequence[str], bands: ScoreBands) -> dict[str, list[pa.Table]]:
+    """Return tables of the rows and scores of the documents of each corpus file, as far as files of facts have them."""
+    tables: dict[str, list[pa.Table]] = {name: [] for name in names}
+    for path in scored:
+        for name, table in written_by_file(path, bands.facts):
+            if name in tables:
+                tables[name].append(table)
+    return tables
+
+
+def _join(
+    name: str,
+    tables: Sequence[pa.Table],
+    has_tokens: bool,
+    bands: ScoreBands | None,
+    scores: Sequence[pa.Table],
+) -> MixFacts:
     if not tables:
         empty = np.empty(0, np.int64)
         return MixFacts(name, empty, empty, empty, np.empty(0, DIGEST), empty)
@@ -64,8 +90,11 @@ def _join(name: str, tables: Sequence[pa.Table], has_tokens: bool, bands: ScoreB
     rows = table.column("row").to_numpy()
     tokens = table.column(TOKENS).to_numpy() if has_tokens else np.zeros(len(rows), np.int64)
     of_bands = np.zeros(len(rows), np.int64)
-    if bands:
-        of_bands = bands.find(source_of(name), {fact: table.column(fact).to_numpy() for fact in bands.facts})
+    if bands and scores:
+        scored = pa.concat_tables(scores)
+        in_order = scored.filter(pa.array(np.isin(scored.column("row").to_numpy(), rows)))
+        noted = {fact: in_order.column(fact).to_numpy() for fact in bands.facts}
+        of_bands[np.isin(rows, in_order.column("row").to_numpy())] = bands.find(source_of(name), noted)
     return MixFacts(name, rows, table.column("bytes").to_numpy(), tokens, text_digests(table), of_bands)
 
 
@@ -88,21 +117,47 @@ class GroupFacts:
     drops: Path
     has_tokens: bool
     bands: ScoreBands | None = None
+    scored: tuple[Path, ...] | None = None
 
     @classmethod
     def of(
-        cls, file: FactsFile, facts_dir: Path, drops: Path, has_tokens: bool, bands: ScoreBands | None = None
+        cls,
+        file: FactsFile,
+        facts_dir: Path,
+        drops: Path,
+        has_tokens: bool,
+        bands: ScoreBands | None = None,
+        scored: tuple[Path, ...] | None = None,
     ) -> "GroupFacts":
-        """Return what is known of a file of facts."""
+        """Return what is known of a file of facts; `scored`: see load_facts."""
         names = corpus_files_of(file)
         label = file.path.removesuffix(SUFFIX)
         source = source_of(names[0])
         own_bands = bands.of_source(source) if bands else None
-        return cls(label, source, names, facts_dir / file.path, drops, has_tokens, own_bands)
+        return cls(label, source, names, facts_dir / file.path, drops, has_tokens, own_bands, scored)
 
     def load(self) -> list[MixFacts]:
         """Return the facts of each corpus file, in order."""
-        return load_facts(self.facts, self.names, self.has_tokens, self.bands)
+        return load_facts(self.facts, self.names, self.has_tokens, self.bands, self.scored)
+
+
+class FactsByFile:
+    """The files of facts in a folder, by the names of the corpus files that they have documents of."""
+
+    def __init__(self, files: Sequence[FactsFile], folder: Path) -> None:
+        self._of = dict[str, list[tuple[WrittenSlice, Path]]]()
+        for file in files:
+            for part in file.slices:
+                self._of.setdefault(part.file, []).append((part, folder / file.path))
+
+    def overlapping(self, file: FactsFile) -> tuple[Path, ...]:
+        """Return the files, in order, with some of the documents that another file of facts has."""
+        paths = dict[Path, None]()
+        for part in file.slices:
+            for other, path in self._of.get(part.file, []):
+                if other.first < part.end and other.end > part.first:
+                    paths[path] = None
+        return tuple(paths)
 
 
 def corpus_files_of(file: FactsFile) -> tuple[str, ...]:

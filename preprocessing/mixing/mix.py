@@ -25,7 +25,7 @@ from gristmill.io.documents import KEY_FIELD, Document
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import ZSTD_LEVEL, Rejects
 from gristmill.text import utf8_size
-from preprocessing.mixing.drops import load_drops
+from preprocessing.mixing.drops import files_of, load_drops
 from preprocessing.mixing.epochs import Amounts, MeasuredSources
 from preprocessing.mixing.sampling import SourceEpochs, random_numbers, write_numbers
 from preprocessing.mixing.shuffle_buckets import (
@@ -163,11 +163,6 @@ def _read_batches(group: SliceGroup, drops: Path, counts: Counts, rejects: Rejec
             batch = [_Batch(part, documents, rows, of_files[part.name].reasons(rows))]
             del documents
             yield batch.pop()
-
-
-def files_of(group: SliceGroup) -> tuple[str, ...]:
-    """Return the names of the files in a group, in order."""
-    return tuple(dict.fromkeys(part.name for part in group))
 
 
 def _count_copies(batch: _Batch, epochs: SourceEpochs, seed: int, counts: Counts) -> NDArray[np.int64]:

@@ -22,6 +22,7 @@ from preprocessing.user_code import load_function, version_of
 
 Of = Literal["source", "all"]
 Device = Literal["cpu", "cuda"]
+After = Literal["rules", "copies"]
 
 
 class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -32,6 +33,9 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     the output of a classifier that has one alone. Or `function`, module:function, takes a list of texts and returns a
     list of scores. Or `measure` is one of the measures that the rules of recipes compare. Or it is an ensemble: the
     mean of a document's ranks, from 0 to 1, by the scores that `mean_of` names, among those `of` its source or of all.
+
+    Documents are scored `after` the rules, as the corpus is written for the last time, or after copies: only those of
+    which no copy is kept in their place, which are read once more.
 
     A document whose score is below `min` or above `max` goes; or, with `quantile`, one that is below this quantile of
     the scores, `of` its source or of all. Or documents are in `bands`, whose weights multiply those of sources; or they
@@ -47,12 +51,18 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     label: str = ""
     max_tokens: int = 512
     device: Device = "cpu"
+    after: After = "rules"
     min: float | None = None
     max: float | None = None
     quantile: float | None = None
     of: Of = "source"
     bands: dict[str, BandTable] = {}
     keep: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def is_after_copies(self) -> bool:
+        """Return whether only documents are scored that are no copies."""
+        return self.after == "copies"
 
     def check(self, name: str) -> None:
         """Raise UsageError for options that contradict each other, or that the model does not allow."""
@@ -72,6 +82,10 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         require(
             bool(self.transformers) or (self.max_tokens, self.device) == (512, "cpu"),
             f"{table}: max_tokens and device have no effect on {given[0]}; leave them out",
+        )
+        require(
+            not (self.mean_of and self.is_after_copies),
+            f"{table}: after has no effect on mean_of, which is known where its scores are; leave it out",
         )
         require(not (self.function and self.label), f"{table}: label has no effect on a function; leave it out")
         require(not (self.measure and self.label), f"{table}: label has no effect on a measure; leave it out")
@@ -120,7 +134,26 @@ def score_steps(scores: Mapping[str, ScoreOptions]) -> list[ModelScore]:
             is_score = member in scores and not scores[member].mean_of
             expected = ", ".join(other for other, table in scores.items() if not table.mean_of)
             require(is_score, f"[scores.{name}]: mean_of: expected tables of scores ({expected}), got {member!r}")
+        places = {scores[member].after for member in options.mean_of}
+        require(
+            len(places) == 1,
+            f"[scores.{name}]: mean_of: expected scores after rules, or scores after copies, got "
+            f"{' and '.join(f'{member} after {scores[member].after}' for member in options.mean_of)}; try "
+            "after = 'copies' in all of their tables",
+        )
     return steps
+
+
+def tables_after(place: After, scores: Mapping[str, ScoreOptions]) -> dict[str, ScoreOptions]:
+    """Return the tables of scores that are known after rules, or after copies; of ensembles those of their scores."""
+    tables = dict[str, ScoreOptions]()
+    for name, options in scores.items():
+        first = options
+        if options.mean_of:
+            first = scores.get(options.mean_of[0], options)
+        if first.after == place:
+            tables[name] = options
+    return tables
 
 
 def score_step(name: str, options: ScoreOptions) -> ModelScore:
