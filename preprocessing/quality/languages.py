@@ -22,17 +22,18 @@ from preprocessing.quality.pieces import hash_words
 from preprocessing.quality.scripts import script_shares
 from preprocessing.quality.words import ENGLISH, WordRules, WordSplitter, split_piece
 
-SEGMENTER = "icu4py"  # the distribution whose version decides what the words are
+SEGMENTERS = ("icu4py", "kiwipiepy", "kiwipiepy_model")  # distributions whose versions decide what the words are
 _SCRIPTS = {  # of a table's names, in scripts.SCRIPTS
     "Latn": ("latin",), "Cyrl": ("cyrillic",), "Grek": ("greek",), "Arab": ("arabic",), "Hebr": ("hebrew",),
     "Deva": ("devanagari",), "Thai": ("thai",), "Hang": ("hangul",), "Hani": ("han",), "Jpan": ("kana", "han"),
 }  # fmt: skip
 
-# Letters of scripts without spaces, and of India and Korea:
+# Letters of scripts without spaces, and of India and Korea (where the language of a text is another):
 _OF_SEGMENTER = re.compile(
     "[\u0900-\u0dff\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af"
     "\uf900-\ufaff\U00020000-\U0003ffff]"
 )
+_HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]")
 _KEEPING_HYPHENS = frozenset(["deu", "spa", "ell", "nld", "swe", "dan", "nob", "nno", "hun", "ron", "por", "fin"])
 _KEEPING_SLASHES = frozenset(["nld", "hun", "ron"])
 _ELIDING = frozenset(["fra", "ita", "cat", "lij"])
@@ -72,7 +73,7 @@ class Languages:
     @property
     def libraries(self) -> tuple[str, ...]:
         """Return the distributions whose versions decide what language and words are found."""
-        return (SEGMENTER,) if self.field else (SEGMENTER, *LANGUAGE_LIBRARIES)
+        return SEGMENTERS if self.field else (*SEGMENTERS, *LANGUAGE_LIBRARIES)
 
     def find(self, text: str, label: str = "", score: float = 1.0) -> tuple[Language | None, str, float]:
         """Return the language of a document, None if the table has not, its name, and how probable it is.
@@ -158,9 +159,10 @@ def _read(path: Path, _: int) -> LanguageTable:
 
 
 def check_segmenter() -> None:
-    """Raise UsageError unless the library that splits texts of any language into words is installed."""
-    if find_spec("icu4py") is None:
-        raise UsageError("a recipe with languages needs icu4py: pip install 'gristmill[language]'")
+    """Raise UsageError unless the libraries that split texts of any language into words are installed."""
+    for module in ("icu4py", "kiwipiepy"):
+        if find_spec(module) is None:
+            raise UsageError(f"a recipe with languages needs {module}: pip install 'gristmill[language]'")
 
 
 class LanguageSplitter(WordSplitter):
@@ -169,8 +171,11 @@ class LanguageSplitter(WordSplitter):
     def __init__(self) -> None:
         super().__init__(split_any)
         self._splitters = {WordRules(): WordSplitter(split_any), ENGLISH: WordSplitter()}
+        self._of_korean = WordSplitter(split_korean)
 
     def of(self, language: str) -> WordSplitter:
+        if language.startswith("kor"):
+            return self._of_korean
         rules = rules_of(language)
         if rules not in self._splitters:
             self._splitters[rules] = WordSplitter(partial(split_any, rules=rules))
@@ -194,7 +199,7 @@ def rules_of(language: str) -> WordRules:
 def split_any(piece: str, rules: WordRules = WordRules()) -> list[str]:
     """Return the words of a text without spaces in any language, some of which have `rules` of their own.
 
-    In scripts without spaces, and in those of India and Korea, they are what ICU's dictionaries and Unicode's rules
+    In scripts without spaces, and in those of India, they are what ICU's dictionaries and Unicode's rules
     find.
 
     >>> split_any("磨坊的水车慢慢地转着。"), split_any("(don't..."), split_any("/usr/bin:")
@@ -209,6 +214,29 @@ def split_any(piece: str, rules: WordRules = WordRules()) -> list[str]:
         elif not word.isspace():
             words.append(word)
     return words
+
+
+def split_korean(piece: str) -> list[str]:
+    """Return the morphemes of a Korean text without spaces, as FineWeb2's stop words are: a word and its particles.
+
+    >>> split_korean("강가에서"), split_korean("밀가루를"), split_korean("Linux")
+    (['강가', '에서'], ['밀가루', '를'], ['Linux'])
+    """
+    if not _HANGUL.search(piece):
+        return split_any(piece)
+    words = list[str]()
+    for token in _kiwi().tokenize(piece):
+        word = piece[token.start : token.end]
+        if word:  # none for a particle that is a part of the syllable before it
+            words.append(word)
+    return words or [piece]
+
+
+@cache
+def _kiwi() -> Any:
+    from kiwipiepy import Kiwi  # here, as its model takes a second to load, and 300 MB
+
+    return Kiwi(num_workers=1, load_multi_dict=False)  # names of several words change no decision of a recipe
 
 
 @cache

@@ -15,7 +15,7 @@ from gristmill_cli.preview import preview
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Mix, RunConfig, Tokenizer
 from preprocessing.filter_quality import filter_quality, removed_path
-from preprocessing.quality.languages import LanguageSplitter, read_table, rules_of, split_any
+from preprocessing.quality.languages import LanguageSplitter, read_table, rules_of, split_any, split_korean
 from preprocessing.quality.recipe import Bounds, LanguageBounds, load_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 from tests.preprocessing.test_decontaminate import write
@@ -47,6 +47,13 @@ THAI = (
     "จากนั้นเขาจะเขียนน้ำหนักในสมุดและเปิดประตูน้ำ น้ำจะตกลงบนกังหันและกังหันจะหมุนเพลา "
     "ข้าวจะไหลลงมาระหว่างหินโม่ ในตอนเย็นอากาศเต็มไปด้วยแป้งสีขาว และเด็ก ๆ "
     "จะถือขนมปังก้อนเล็กกลับบ้านไปหาแม่ของพวกเขา เพราะทุกคนในบ้านชอบขนมปังที่ได้ทำเสร็จใหม่"
+)
+KOREAN = (
+    "강가에 있는 물레방앗간 {n}호는 오래전에 지어졌다. 해마다 가을이 되면 농부들이 마을에서 곡식을 싣고 온다. "
+    "방앗간 주인은 문 앞에서 그들을 기다린다. 그는 먼저 자루의 무게를 재고 공책에 적은 다음 물길을 연다. "
+    "물이 바퀴 위로 떨어지면 바퀴가 굴대를 돌리고, 곡식은 위에서 맷돌 사이로 천천히 흘러내린다. "
+    "저녁이 되면 공기는 하얀 밀가루로 가득하고, 아이들은 작은 빵을 들고 집으로 돌아간다. "
+    "어머니는 갓 구운 빵을 좋아하는 식구들을 위해 상을 차린다. 겨울에는 강이 얼어서 바퀴가 멈추고, 모두 봄을 기다린다."
 )
 ENGLISH = (
     "The mill on the river has ground the grain of the farmers for {n} years. In autumn the carts come "
@@ -101,7 +108,9 @@ def test_words_of_any_language() -> None:
     assert split_any("โรงสีริมแม่น้ำ") == ["โรง", "สี", "ริม", "แม่น้ำ"]
     assert split_any("磨坊在河边。") == ["磨坊", "在", "河", "边", "。"]
     assert split_any("水車が回る") == ["水車", "が", "回る"]
+    assert split_korean("강가에서") == ["강가", "에서"] and split_any("강가에서") == ["강가에서"]
     splitter = LanguageSplitter()
+    assert splitter.of("kor_Hang").split("밀가루를, 磨坊 Linux").length.tolist() == [3, 1, 1, 2, 5]
     assert splitter.of("deu_Latn").split("im Haus").length.tolist() == [2, 4]  # in English im is i'm
     assert splitter.of("eng_Latn").split("im there").length.tolist() == WordSplitter().split("im there").length.tolist()
     assert WordSplitter().split("im Haus").length.tolist() == [1, 1, 4]
@@ -172,13 +181,13 @@ def test_words_are_datatroves_in_languages_with_spaces(language: str, text: str,
 
 
 def test_each_document_is_judged_by_its_own_language(tmp_path: Path) -> None:
-    texts = {"de": GERMAN, "zh": CHINESE, "th": THAI, "en": ENGLISH}
+    texts = {"de": GERMAN, "zh": CHINESE, "th": THAI, "ko": KOREAN, "en": ENGLISH}
     foreign = {"short": "Die Mühle mahlt das Korn.", "no stop words": WITHOUT_STOP_WORDS}
     records = [{"text": text.format(n=120 + n), "of": code} for n in range(3) for code, text in texts.items()]
     records += [{"text": text, "of": "de"} for text in foreign.values()]
     write(tmp_path / "corpus/web/a.jsonl", records)
     counts = filter_quality(tmp_path / "corpus", tmp_path / "out", "fineweb2", OPTIONS)
-    assert [document.value("of") for document in read_corpus(tmp_path / "out")] == ["de", "zh", "th", "en"] * 3
+    assert [document.value("of") for document in read_corpus(tmp_path / "out")] == ["de", "zh", "th", "ko", "en"] * 3
     removed = pq.read_table(removed_path(tmp_path / "out")).to_pylist()
     assert [(row["rule"], row["detail"]) for row in removed] == [("top_2_gram", "deu_Latn"), ("stop_words", "deu_Latn")]
     assert counts.total("stop_words").documents == 1
