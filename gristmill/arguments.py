@@ -108,8 +108,9 @@ class _Registry(ConstructorRegistry):
             spec = replace(spec, str_from_instance=partial(_words_of_default, spec.str_from_instance))
         if isinstance(spec, PrimitiveConstructorSpec) and spec.choices:  # tyro's are unordered for `Literal | None`
             places = {name: position for position, name in enumerate(re.split("[{},|]", spec.metavar))}
-            choices = tuple(sorted(spec.choices, key=lambda it: (places.get(it, -1), it)))
-            return replace(spec, choices=choices, metavar=f"{{{','.join(it for it in choices if it != 'None')}}}")
+            choices = tuple(sorted(spec.choices, key=lambda choice: (places.get(choice, -1), choice)))
+            shown = ",".join(choice for choice in choices if choice != "None")
+            return replace(spec, choices=choices, metavar=f"{{{shown}}}")
         if isinstance(spec, PrimitiveConstructorSpec) and not name:
             return replace(spec, metavar=spec.metavar.removesuffix("|None"))
         is_plain = isinstance(spec, PrimitiveConstructorSpec) and name

@@ -205,7 +205,8 @@ def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path
     _note_refused(refused, config.max_malformed)
     if not sampled:
         raise InputError(f"{corpus}: expected a corpus with documents, got none in {count_of(len(files), 'file')}")
-    return Extent(round(documents), round(text), len(files), sum(max(1, ceil(it.size / SLICE_BYTES)) for it in files))
+    slices = sum(max(1, ceil(read_file.size / SLICE_BYTES)) for read_file in files)
+    return Extent(round(documents), round(text), len(files), slices)
 
 
 def documents_of(file: CorpusFile, refused: Counts) -> Iterator[tuple[bytes, int]]:

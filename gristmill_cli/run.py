@@ -101,7 +101,7 @@ def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], No
     for stage in stages[skipped.changed :]:  # a later stage is done only after this run of the stages before it
         remove_record(out, stage)
     remove_files([out / FUNNEL_FILE])
-    alarms = [line for name, its in counts.items() for line in find_alarms(config, name, its)]
+    alarms = [line for name, earlier_counts in counts.items() for line in find_alarms(config, name, earlier_counts)]
     for position, stage in enumerate(stages[:end]):
         record = earlier_records[stage.name]
         if stage.name in skipped.names and record:
@@ -120,13 +120,13 @@ def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], No
             reasons = stage.reads_reasons or (find_stage(earlier).keeps,)
             check_counts_between(earlier, counts[earlier], reasons, stage.name, stage_counts, stage.reads_bytes)
         stage.reject_empty(config, stage_counts)
-        its = list(find_alarms(config, stage.name, stage_counts))
+        stage_alarms = list(find_alarms(config, stage.name, stage_counts))
         outside = outside_files(config, stage) if config.remove_used else ""
-        save_record(config, stage, stage_counts, round(seconds, 3), earlier_records[stage.name], its, outside)
+        save_record(config, stage, stage_counts, round(seconds, 3), earlier_records[stage.name], stage_alarms, outside)
         if stage.name == DecideMix.name:
             note_list(config)
-        alarms += its
-        shown = at_folder(its, out)
+        alarms += stage_alarms
+        shown = at_folder(stage_alarms, out)
         check_strict(config, stage.name, shown)
         for line in shown:
             warn(line)

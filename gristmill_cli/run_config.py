@@ -377,7 +377,7 @@ class RunConfig(RunOptions, _Corpus):
     @property
     def run_options(self) -> RunOptions:
         """Return the resources and limits of every stage."""
-        return RunOptions(**{it.name: getattr(self, it.name) for it in fields(RunOptions)})
+        return RunOptions(**{option.name: getattr(self, option.name) for option in fields(RunOptions)})
 
 
 def corpus_folders(config: RunConfig) -> list[Path]:

@@ -161,19 +161,25 @@ def reject_own_corpus(against: Sequence[Path], corpora: Sequence[Path]) -> None:
             )
 
 
+def _describe_benchmark(name: str, benchmark: BenchmarkReport) -> str:
+    """Return how many items of a benchmark are in documents, and in which sources."""
+    share = benchmark.found / max(1, benchmark.items)
+    documents = count_of(sum(benchmark.documents.values()), "document")
+    line = f"{name}: {benchmark.found:,} of {count_of(benchmark.items, 'item')} found ({share:.1%}) in {documents}"
+    by_source = ", ".join(f"{source} {count:,}" for source, count in benchmark.documents.items())
+    if by_source:
+        line += f" ({by_source})"
+    if benchmark.near_documents:
+        near_documents = sum(benchmark.near_documents.values())
+        line += f"; near-duplicates of {benchmark.near:,} more in {near_documents:,}"
+    if benchmark.too_short:
+        line += f"; {benchmark.too_short:,} with fewer than {SHORTEST} words not searched for"
+    return line
+
+
 def describe(report: Report) -> list[str]:
     """Return a line for each benchmark."""
-    lines = []
-    for name, it in report.benchmarks.items():
-        by_source = ", ".join(f"{source} {count:,}" for source, count in it.documents.items())
-        short = f"; {it.too_short:,} with fewer than {SHORTEST} words not searched for" if it.too_short else ""
-        nearly = (
-            f"; near-duplicates of {it.near:,} more in {sum(it.near_documents.values()):,}" if it.near_documents else ""
-        )
-        lines.append(
-            f"{name}: {it.found:,} of {count_of(it.items, 'item')} found ({it.found / max(1, it.items):.1%}) in "
-            f"{count_of(sum(it.documents.values()), 'document')}{by_source and f' ({by_source})'}{nearly}{short}"
-        )
+    lines = [_describe_benchmark(name, benchmark) for name, benchmark in report.benchmarks.items()]
     if report.common_ngrams or report.common_items:
         lines.append(
             f"{count_of(report.common_ngrams, 'n-gram')} of benchmarks, and near-duplicates of "

@@ -2,7 +2,7 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,7 +84,11 @@ def filter(
         label=output_file.name, part="" if dataset_name == "all" else dataset_name,
     ) as run:  # fmt: skip
         slices = cut_raw_corpus(run, files)
-        listed = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold, unit) for it in groups])
+
+        def tasks_of(groups: Iterable[SliceGroup]) -> list[Task]:
+            return [_find_task(run, group, threshold, unit) for group in groups]
+
+        listed = read_slices(run, _FIND, slices, tasks_of)
         listed.counts.check_malformed(STAGE.name, options.max_malformed)
         if dataset_name == "all":
             run.step("merge", [_merge_task(run, listed.records, output_file)])

@@ -49,4 +49,8 @@ def _is_kept() -> NDArray[np.bool_]:
     Halves of a character are not counted.
     """
     units = map(chr, range(1 << 16))
-    return np.array([not (it.isspace() or it in punctuation or "\ud800" <= it <= "\udfff") for it in units])
+    is_kept = np.ones(1 << 16, np.bool_)
+    for number, character in enumerate(units):
+        is_half = "\ud800" <= character <= "\udfff"
+        is_kept[number] = not (character.isspace() or character in punctuation or is_half)
+    return is_kept

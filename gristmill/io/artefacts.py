@@ -111,7 +111,7 @@ def write_table(path: Path, columns: Columns) -> None:
 def write_rows(path: Path, schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> None:
     """Write a Parquet table of rows, each with a value for each field of the schema, atomically."""
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    write_table(path, {field.name: pa.array(it, field.type) for field, it in zip(schema, columns, strict=True)})
+    write_table(path, {field.name: pa.array(values, field.type) for field, values in zip(schema, columns, strict=True)})
 
 
 @contextmanager

@@ -126,7 +126,7 @@ def write_index(files: Sequence[CorpusFile], index: IndexFiles, near: bool) -> d
                 _write_rows(writer, rows)
                 summary[name] = IndexSummary(items, short, 0, 0)
         if not lengths:
-            read = sum(it.items for it in summary.values())
+            read = sum(item_summary.items for item_summary in summary.values())
             names = ", ".join(summary)
             raise InputError(
                 f"--against: expected items of {SHORTEST} words or more, got none in {names} ({read:,} records); "
@@ -134,14 +134,17 @@ def write_index(files: Sequence[CorpusFile], index: IndexFiles, near: bool) -> d
             )
         shared = _write_ngrams(sorter, np.array(firsts), np.array(lengths), index)
     named = zip(summary.items(), shared.tolist(), strict=True)
-    return {name: its._replace(shared=exact, near_shared=near) for (name, its), (exact, near) in named}
+    with_shared = dict[str, IndexSummary]()
+    for (name, item_summary), (shared_exactly, shared_nearly) in named:
+        with_shared[name] = item_summary._replace(shared=shared_exactly, near_shared=shared_nearly)
+    return with_shared
 
 
 def _write_rows(writer: pa.ipc.RecordBatchFileWriter, rows: list[tuple[str, str, str]]) -> None:
     """Write rows of items, and forget them."""
     if rows:
         columns = zip(zip(*rows, strict=True), _ITEMS, strict=True)
-        writer.write_batch(pa.record_batch([pa.array(it, field.type) for it, field in columns], schema=_ITEMS))
+        writer.write_batch(pa.record_batch([pa.array(values, field.type) for values, field in columns], schema=_ITEMS))
         rows.clear()
 
 

@@ -144,7 +144,8 @@ def _with_its_head(
     """Return the model with an output matrix of its own, where the files hold one that is not the embedding."""
     if not model.tied or family.head not in tensors:
         return model
-    embedding = next(it.name for it in hf_tensors(family, model) if it.parameters == ("embed.tokens.weight",))
+    table = hf_tensors(family, model)
+    embedding = next(tensor.name for tensor in table if tensor.parameters == ("embed.tokens.weight",))
     head, tokens = (tensors[name][0].get_tensor(tensors[name][1]) for name in (family.head, embedding))
     if head.shape == tokens.shape and torch.equal(head, tokens):
         return model
