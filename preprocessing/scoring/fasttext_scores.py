@@ -27,7 +27,7 @@ from preprocessing.scoring.fasttext_words import JoinedTexts, WordGroup
 _SOFTMAX = 3
 _MAX_LABELS = 16  # with more, the products would take as much memory as the vectors
 _MAX_FLOAT32 = 128.0  # products up to this are stored as float32: scores differ by less than 1e-6
-_ROWS = 1 << 14  # of the vectors that are multiplied at once
+_ROWS = 1 << 12  # of the vectors that are multiplied at once: few enough for the cache
 _FREQUENT = 2000  # words, the first of a dictionary, that say how far apart vectors are
 # With a spread of 1, a score that fastText's rounding may change by nearly 1e-6: measured with models of 12 to 100
 # dimensions and texts of up to 2 MB.
