@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from gristmill.errors import GristmillError, UsageError
 from gristmill.wording import count_of
+from training.distributed.command_line import write_error_file
 from training.kernels.dispatch import kernels_for
 
 Result = TypeVar("Result")
@@ -173,16 +174,33 @@ def _meet() -> tuple[dist.Store, int, int]:
 
     Raises UsageError where nothing can listen or answers at MASTER_ADDR:MASTER_PORT.
     """
+    rank = os.environ["RANK"]
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    alone = (
+        f"rank {rank} found no other rank at {address}; look for their errors in the launcher's output, and see "
+        "whether another program listens there"
+    )
+    # torch waits without an end for what a program says that takes its connection
+    end = threading.Timer(_START_TIMEOUT.total_seconds() * 1.1, _end_process, [alone])
+    end.daemon = True
+    end.start()
     try:
         return next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
     except dist.DistError as error:
-        rank = os.environ["RANK"]
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         if "EADDRINUSE" in str(error):
-            fault = f"cannot listen at {address}, as another program does; try another MASTER_PORT"
-        else:
-            fault = f"found no other rank at {address}; look for their errors in the launcher's output"
-        raise UsageError(f"rank {rank} {fault}") from error
+            raise UsageError(
+                f"rank {rank} cannot listen at {address}, as another program does; try another MASTER_PORT"
+            ) from error
+        raise UsageError(alone) from error
+    finally:
+        end.cancel()
+
+
+def _end_process(message: str) -> None:
+    """End the process, whose main thread is stuck, as a user's error does."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    write_error_file(f"error: {message}")
+    os._exit(UsageError.exit_code)
 
 
 def group_timeout(kind: str, timeout: float) -> timedelta:
