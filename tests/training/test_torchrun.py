@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from benchmarks.kill_training import metric_values, steps_done
 from tests.patience import patience
@@ -23,7 +24,7 @@ from tests.training.test_cluster import free_port
 from training import train_step
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
-from training.distributed import launchers
+from training.distributed import launchers, torchrun
 from training.loop import train_as_planned
 from training.run_plan import RunPlan
 from training.trainer import Trainer
@@ -79,6 +80,32 @@ def test_a_stop_and_a_user_s_error_have_their_own_exit_codes(corpus: Path, tmp_p
     assert "error: data.batch_size 3 is not divisible by parallel.dp 2" in said and "Root Cause" not in said
     failed = rf"torchrun: rank [01] on {re.escape(socket.gethostname())} failed first, with exit code 2; "
     assert re.match(failed, said.splitlines()[-1])
+
+
+def test_a_port_that_is_taken_is_said_in_a_sentence() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        port = other.getsockname()[1]
+        command = [*OURS, "--nnodes=1", f"--master_port={port}", "-m", "gristmill_cli.train", "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == f"error: cannot listen at port {port}, as another program does; try another one\n"
+    assert done.returncode == 2
+
+
+def test_nodes_that_cannot_meet_say_so_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where another program answers at the rendezvous, which takes torch a minute to see."""
+
+    def fail(_words: list[str]) -> None:
+        raise RendezvousConnectionError("The connection to the C10d store has failed.") from OSError("Broken pipe")
+
+    monkeypatch.setattr("torch.distributed.run.main", fail)
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")
+    with pytest.raises(SystemExit) as ended:
+        torchrun.main(["x.py"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and said.startswith("torchrun: the nodes could not meet") and said.count("\n") == 1
+    assert said.endswith("(Broken pipe)\n")
 
 
 def test_tasks_of_srun_end_with_the_code_of_the_signal(corpus: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Command: torchrun with its own arguments, exit codes that tell a stop from a failure, and time for a checkpoint.
 
+Where it cannot begin, as a port is taken, it says so in a sentence.
+
 torchrun itself ends with 1 whatever its processes end with, and kills them half a minute after a signal. And it hangs
 where a node joins (torch 2.13): the node waits for an address that the first one has said only in the round before,
 unless each round has a store of its own.
@@ -16,13 +18,18 @@ _SECONDS = "120"  # that processes have after a signal to finish a step and save
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run torchrun; exit with 128 + the signal that stopped it, or the exit code of the process that failed first."""
+    """Run torchrun; exit with 128 + the signal that stopped it, or the exit code of the process that failed first.
+
+    With 2 where a port that was given is taken.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SECONDS)
     if is_elastic(words):
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main as torchrun
 
     try:
@@ -35,6 +42,31 @@ def main(argv: Sequence[str] | None = None) -> None:
         rank, failure = failed.get_first_failure()
         print(f"torchrun: {describe_failure(rank, socket.gethostname(), failure.exitcode)}", file=sys.stderr)
         sys.exit(exit_code(failure.exitcode))
+    except (DistError, RendezvousError) as error:
+        if port := taken_port(str(error)):
+            print(f"error: cannot listen at port {port}, as another program does; try another one", file=sys.stderr)
+            sys.exit(2)
+        print(f"torchrun: {describe_lost_meeting(error)}", file=sys.stderr)
+        sys.exit(1)
+
+
+def taken_port(message: str) -> str:
+    """Return the port at which torch says that it cannot listen, as another program does; nothing of other errors.
+
+    >>> taken_port("… has failed to listen on any local network address. port: 29500, …, name: EADDRINUSE, message: …")
+    '29500'
+    """
+    port = re.search(r"port: (\d+).*EADDRINUSE", message)
+    return port[1] if port else ""
+
+
+def describe_lost_meeting(error: Exception) -> str:
+    """Say that the nodes did not meet, or lost the first one, in the place of a traceback."""
+    reason = str(error.__cause__ or error).strip().splitlines()[0]
+    return (
+        "the nodes could not meet, or lost the one that they meet at: see whether it runs at the address that all "
+        f"name, and whether another program listens there ({reason:.200})"
+    )
 
 
 def is_elastic(words: Sequence[str]) -> bool:
