@@ -18,16 +18,19 @@ from preprocessing.steps.model_score import After, tables_after
 
 def read_scores(config: RunConfig, keys: Collection[DocKey]) -> dict[str, dict[DocKey, float]]:
     """Return the scores of documents, by name and key in the clean corpus; none that the run did not note."""
+    after_rules = tables_after("rules", config.scores)
+    after_copies = tables_after("copies", config.scores)
+    of_folders = {"facts": after_rules, ScoreAfterCopies.output: after_copies}
     scores = dict[str, dict[DocKey, float]]()
-    for folder in ("facts", ScoreAfterCopies.output):
-        scores |= _read_scores(config, config.out / folder, keys)
+    for folder, tables in of_folders.items():
+        scores |= _read_scores(config.out / folder, tables, keys)
     return scores
 
 
-def _read_scores(config: RunConfig, facts: Path, keys: Collection[DocKey]) -> dict[str, dict[DocKey, float]]:
-    """Return the scores of documents that a folder of facts has."""
+def _read_scores(facts: Path, tables: Collection[str], keys: Collection[DocKey]) -> dict[str, dict[DocKey, float]]:
+    """Return the scores of documents that a folder of facts has, of these tables."""
     scores = dict[str, dict[DocKey, float]]()
-    if not config.scores or not is_file(facts / INDEX_FILE):
+    if not tables or not is_file(facts / INDEX_FILE):
         return scores
     rows_of = dict[str, list[int]]()
     for key in keys:
@@ -39,7 +42,7 @@ def _read_scores(config: RunConfig, facts: Path, keys: Collection[DocKey]) -> di
             continue
         with local_copies([facts / file.path]) as (copy,):
             with open_table(copy) as table:
-                noted = [name for name in table.schema_arrow.names if name.partition("@")[0] in config.scores]
+                noted = [name for name in table.schema_arrow.names if name.partition("@")[0] in tables]
             for name, rows in written_by_file(copy, noted):
                 chosen = np.flatnonzero(np.isin(rows["row"].to_numpy(), rows_of.get(name, [])))
                 scored = rows.take(chosen)

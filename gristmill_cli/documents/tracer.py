@@ -202,7 +202,8 @@ class Tracer:
     def _failure_in(self, stage: str, folder: str, key: DocKey) -> str:
         """Return how a step failed on a document in a stage that noted facts in a folder; '' if none did."""
         table = removed_path(self.out / folder)
-        if not load_record(self.out, stage) or not is_file(table):
+        is_in_run = any(planned.name == stage for planned in plan_stages(self.config))
+        if not is_in_run or not load_record(self.out, stage) or not is_file(table):
             return ""
         rows = self._tables.select(table, ["rule", "detail"], _columns_of(key))
         return f"removed: {rows[0]['rule']}, {rows[0]['detail']}" if rows else ""

@@ -97,7 +97,7 @@ def test_the_documents_that_are_left_are_scored_as_in_the_pass(folder: Path, cap
     assert re.search(f"score_after_copies: {counts} .*done already, nothing to do", said), said
     assert counts_of(folder, "mix", "low score") == sum(score < 0.5 for score in scores.values())
     in_rules = EDU.replace('"copies"', '"rules"').replace("min = 3", "min = 0")
-    in_pass = configure(folder, in_rules, "--out", "rules", "--until", "choose_by_score")
+    in_pass = configure(folder, in_rules, "--until", "choose_by_score")
     run(in_pass)
     of_all = read_scores(in_pass, all_keys(folder))["edu"]
     assert len(of_all) == 3 * MANY
