@@ -33,6 +33,7 @@ _OF_SEGMENTER = re.compile(
     "[\u0900-\u0dff\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af"
     "\uf900-\ufaff\U00020000-\U0003ffff]"
 )
+_TSHEG = "\u0f0b\u0f0c"  # the dots that end a syllable of Tibetan: FineWeb2's stop words have them
 _HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]")
 _KEEPING_HYPHENS = frozenset(["deu", "spa", "ell", "nld", "swe", "dan", "nob", "nno", "hun", "ron", "por", "fin"])
 _KEEPING_SLASHES = frozenset(["nld", "hun", "ron"])
@@ -209,7 +210,8 @@ def split_any(piece: str, rules: WordRules = WordRules()) -> list[str]:
         return split_piece(piece, rules)
     words = list[str]()
     for word in _breaker()(piece, "und"):
-        if word == "." and words and words[-1].strip(".") == "":  # an ellipsis is one word, as in English
+        is_of_last = word == "." and words and words[-1].strip(".") == ""  # an ellipsis is one word, as in English
+        if is_of_last or (word in _TSHEG and words):
             words[-1] += word
         elif not word.isspace():
             words.append(word)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -104,10 +105,24 @@ def test_the_models_own_codes_come_first() -> None:
     assert found is not None and found.name == "gsw_Latn"
 
 
+def test_stop_words_are_words() -> None:
+    """No language has stop words that its splitter never finds: its documents would all go."""
+    lost = dict[str, list[str]]()
+    for language in read_table(TABLE).languages:
+        stop_words: list[str] = language.values["stop_words"]
+        rules = rules_of(language.name)
+        split = split_korean if language.name == "kor_Hang" else partial(split_any, rules=rules)
+        never = [word for word in stop_words if word not in split(word)]
+        if len(never) > 2 / 3 * len(stop_words):
+            lost[language.name] = never
+    assert not lost
+
+
 def test_words_of_any_language() -> None:
     assert split_any("โรงสีริมแม่น้ำ") == ["โรง", "สี", "ริม", "แม่น้ำ"]
     assert split_any("磨坊在河边。") == ["磨坊", "在", "河", "边", "。"]
     assert split_any("水車が回る") == ["水車", "が", "回る"]
+    assert split_any("བོད་སྐད་དང་ཡིག།") == ["བོད་", "སྐད་", "དང་", "ཡིག", "།"]
     assert split_korean("강가에서") == ["강가", "에서"] and split_any("강가에서") == ["강가에서"]
     splitter = LanguageSplitter()
     assert splitter.of("kor_Hang").split("밀가루를, 磨坊 Linux").length.tolist() == [3, 1, 1, 2, 5]
