@@ -13,7 +13,7 @@ from rich.text import Text
 from gristmill.counts import Counts
 from gristmill.engine.staleness.ledger import Ledger
 from gristmill.engine.staleness.records import MadeWith
-from gristmill.engine.staleness.reruns import outdated_versions, spell_version, spell_versions
+from gristmill.engine.staleness.reruns import changed_steps, outdated_versions, spell_version, spell_versions
 from gristmill.errors import UsageError, require
 from gristmill.io.files import STATE_DIR
 from gristmill.paths import spell_urls
@@ -127,9 +127,13 @@ def _spell_change(name: str, before: Any, now: Any) -> str:
 
 @dataclass
 class Outdated:
-    """What a stage wrote with other versions of Gristmill or of libraries: then and now by name, tasks, their cost."""
+    """What a stage wrote with other versions of Gristmill or of libraries: then and now by name, tasks, their cost.
+
+    `steps`: in words, which steps on documents are new or gone. Such tasks run again, whatever versions are accepted.
+    """
 
     versions: dict[str, tuple[str, str]] = field(default_factory=dict)
+    steps: dict[str, None] = field(default_factory=dict)
     tasks: int = 0
     core_seconds: float = 0.0
 
@@ -138,8 +142,10 @@ def outdated_tasks(costs: Iterable[MadeWith], own_versions: Mapping[str, str]) -
     """Return which of a stage's tasks were made with other versions than today's; `own_versions` are Gristmill's."""
     outdated = Outdated()
     for cost in costs:
-        versions = outdated_versions(cost.identity, own_versions)
-        if versions:
+        steps = changed_steps(cost.identity, own_versions)
+        versions = outdated_versions(cost.identity, own_versions) if not steps else {}
+        if steps or versions:
+            outdated.steps |= dict.fromkeys(steps)
             outdated.versions |= versions
             outdated.tasks += 1
             outdated.core_seconds += cost.core_seconds
@@ -157,7 +163,10 @@ def note_versions(config: RunConfig, stages: Sequence[StageSpec]) -> None:
         if record is None or changed_settings(config, stage, record):
             continue
         outdated = outdated_tasks(_costs(config, stage), stage.own_versions(context_of(config, stage)))
-        if outdated.tasks:
+        if outdated.steps:
+            took = f"{count_of(outdated.tasks, 'task')} that took {duration(outdated.core_seconds)} of core time"
+            print(f"note: {stage.name} runs again, as {', '.join(outdated.steps)}: {took}", file=sys.stderr, flush=True)
+        elif outdated.tasks:
             names.append(stage.name)
             for name, change in outdated.versions.items():
                 versions[name.replace("the stage", stage.name)] = change
@@ -179,9 +188,8 @@ def note_versions(config: RunConfig, stages: Sequence[StageSpec]) -> None:
 
 def has_other_versions(config: RunConfig, stage: StageSpec) -> bool:
     """Return whether a stage has something to write again as versions are others."""
-    if config.accept_versions:
-        return False
-    return bool(outdated_tasks(_costs(config, stage), stage.own_versions(context_of(config, stage))).tasks)
+    outdated = outdated_tasks(_costs(config, stage), stage.own_versions(context_of(config, stage)))
+    return bool(outdated.steps) or (bool(outdated.tasks) and not config.accept_versions)
 
 
 def kept_versions(stages: Mapping[str, StageRecord]) -> Iterator[str]:
@@ -280,8 +288,10 @@ def _state(config: RunConfig, stage: StageSpec, record: StageRecord, is_current:
     versions = spell_versions(outdated.versions)
     if changed:
         return f"to run again: {changed}"
+    cost = duration(outdated.core_seconds)
+    if outdated.steps:
+        return f"to run again: {', '.join(outdated.steps)}; it took {cost} of core time"
     if versions and not config.accept_versions:
-        cost = duration(outdated.core_seconds)
         return f"to run again: {versions}; it took {cost} of core time, --accept_versions keeps what is there"
     state = "done; its files will be checked" if is_current else "to run again where its input changes"
     if record.used_up:

@@ -1,5 +1,6 @@
 """`gristmill run` with [sources]: one that is added, removed, renamed or weighed anew redoes only itself."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,12 @@ def config(tmp_path: Path) -> RunConfig:
     )  # fmt: skip
     run(config)
     return config
+
+
+@pytest.fixture
+def tokenizer_file(config: RunConfig, tmp_path: Path) -> Path:
+    """The tokenizer that the run trained, as a file of one's own."""
+    return shutil.copy(config.out / "tokenizer" / "tokenizer.model", tmp_path / "own.model")
 
 
 def first_line(err: str) -> str:
@@ -144,6 +151,24 @@ def test_an_upgrade_of_gristmill_is_said_first_with_its_cost(
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"note: {named}: normalize_text runs again, ")
     assert planned(config)["normalize_text"] == "done; its files will be checked"
+
+
+def test_a_step_that_is_new_is_said_first_whatever_versions_are_accepted(
+    config: RunConfig, tokenizer_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the one that counts tokens, which amounts of tokens need: the first stage runs again for it."""
+    amounts = replace(
+        config, accept_versions=True, mix=Mix(holdout=0.1, tokens={"m": 300}), tokenizer=Tokenizer(file=tokenizer_file),
+        until="mix",
+    )  # fmt: skip
+    assert re.fullmatch(
+        r"to run again: the step 'token count' is new; it took .* of core time", planned(amounts)["normalize_text"]
+    )
+    capsys.readouterr()
+    run(amounts)
+    said = capsys.readouterr().err.splitlines()
+    assert re.match(r"note: normalize_text runs again, as the step 'token count' is new: 2 tasks that took ", said[0])
+    assert planned(amounts)["normalize_text"] == "done; its files will be checked"
 
 
 def test_versions_that_are_accepted_are_recorded(

@@ -56,6 +56,23 @@ def outdated_versions(identity: Identity, own_versions: Identity) -> dict[str, t
     return versions
 
 
+def changed_steps(identity: Identity, own_versions: Identity) -> list[str]:
+    """Return in words which steps a task did not run that it runs now, and which it ran that are gone.
+
+    `own_versions` are those of Gristmill's own code: see Stage. A task that runs no steps has none.
+
+    >>> steps = {"argument steps": "[…]", "version of the step 'a'": "1"}
+    >>> changed_steps(steps, {"version of the step 'a'": "1", "version of the step 'b'": "1"})
+    ["the step 'b' is new"]
+    """
+    if f"{_ARGUMENT}steps" not in identity:
+        return []
+    before = {name for name in identity if name.startswith(OWN_VERSION)}
+    new = [f"{name.removeprefix(OWN_VERSION)} is new" for name in own_versions if name not in before]
+    gone = [f"{name.removeprefix(OWN_VERSION)} is gone" for name in sorted(before) if name not in own_versions]
+    return new + gone
+
+
 def spell_versions(versions: Mapping[str, tuple[str, str]]) -> str:
     """Return versions then and now in words.
 
