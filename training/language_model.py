@@ -157,7 +157,7 @@ def _open_hf_folder(folder: Path, tokenizer: Path | None, files: ExitStack) -> _
 
 
 def _open_checkpoint(path: Path, tokenizer: Path | None, ema: bool, group: CheckpointGroup) -> _Source:
-    checkpoint, record = open_checkpoint(path, group, _say_once)
+    checkpoint, record = open_checkpoint(path, group, _say_once, ("the folder of a Hugging Face model",))
     checkpoint = checkpoint.absolute()
     run_folder = checkpoint.parent.parent
     folders = (run_folder, checkpoint.parent)  # import-hf's is next to the checkpoint

@@ -11,7 +11,7 @@ No data position and no RNG state is saved: the data position follows from the s
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -237,11 +237,13 @@ def _list_finished(folder: Path, say: Callable[[str], None]) -> tuple[list[Path]
     return [path for path in paths if path.name <= name], [path for path in paths if path.name > name]
 
 
-def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], None]) -> tuple[Path, CheckpointRecord]:
+def open_checkpoint(
+    folder: Path, group: CheckpointGroup, say: Callable[[str], None], others: Sequence[str] = ()
+) -> tuple[Path, CheckpointRecord]:
     """Find a checkpoint: `folder` itself, or the latest in a folder of checkpoints or in a run's --out_dir.
 
     One in a bucket is fetched. Returns its path and record. Raises UsageError where there is none, InputError where it
-    is damaged.
+    is damaged. `others`: what else the caller takes, for the message.
     """
     given = folder
     folder = group.gather(lambda: local_copy(given))[group.world.rank]
@@ -258,9 +260,8 @@ def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], N
         advice = ""
         if (folder / "config.json").is_file():
             advice = f"; this is a model of transformers: try gristmill import-hf {folder} OUT"
-        raise UsageError(
-            f"{given}: expected a checkpoint with {RECORD}, a folder of checkpoints, or a run's --out_dir{advice}"
-        )
+        *kinds, last = [f"a checkpoint with {RECORD}", "a folder of checkpoints", "a run's --out_dir", *others]
+        raise UsageError(f"{given}: expected {', '.join(kinds)}, or {last}{advice}")
     return latest
 
 

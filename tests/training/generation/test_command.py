@@ -146,7 +146,8 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     assert "top_p is 1.5; expected 1 or less" in refused(capsys, model, "grain", "--top_p", "1.5")
     assert "stop is empty" in refused(capsys, model, "grain", "--stop", "")
     assert "a prompt or stop is not UTF-8" in refused(capsys, model, "\udcfc")
-    assert "expected a checkpoint with record.json" in refused(capsys, str(tmp_path), "grain")
+    said = refused(capsys, str(tmp_path), "grain")
+    assert "expected a checkpoint with record.json" in said and "or the folder of a Hugging Face model" in said
     said = refused(capsys, model, "grain", "--parallel.ep", "2")
     assert "the model is dense; try --parallel.ep 1\n" in said  # and no other sizes, as it is trained already
     assert "dp 1 x tp 2 = 2 processes" in refused(capsys, model, "grain", "--parallel.tp", "2").replace(" x pp 1", "")
