@@ -1,10 +1,8 @@
 """Command: what `gristmill run` will cost on a corpus, from the real pipeline on a sample of it, scaled linearly."""
 
-import json
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, inf
@@ -18,18 +16,14 @@ from gristmill.config import load_config
 from gristmill.console import wide_console
 from gristmill.counts import Counts
 from gristmill.engine.execution.context import open_execution_context
-from gristmill.engine.execution.staging import local_copies
 from gristmill.engine.options import RunOptions, parse_size
-from gristmill.errors import DamagedFile, InputError, TooManyMalformed, UsageError, require
-from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at
-from gristmill.io.readers import SLICE_BYTES, read_documents
-from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.errors import UsageError, require
+from gristmill.io.readers import SLICE_BYTES
 from gristmill.processes import processor_seconds
-from gristmill.text import utf8_size
-from gristmill.wording import count_of
-from gristmill_cli.costs import Estimate, Extent, StageCost, cost_table, explanation
+from gristmill_cli.estimates.costs import Estimate, Extent, StageCost, cost_table, explanation
+from gristmill_cli.estimates.sample import RawCost, disk_bytes, write_samples
 from gristmill_cli.harvest import harvest_corpus
-from gristmill_cli.run_check import check_config, scan_inputs
+from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import stage_positions
 from gristmill_cli.stages.pipeline import FIRST_STAGE, context_of, plan_stages
@@ -37,8 +31,6 @@ from gristmill_cli.stages.spec import StageSpec
 from preprocessing.mixing.drops import DUPLICATE
 
 MAX_CORES = 1_000_000
-SMALL_SHARE = 4  # the small sample is this part of the large one
-_FILES = 4  # of a source and format that are sampled
 
 
 @dataclass(frozen=True)
@@ -95,7 +87,7 @@ def estimate(config: EstimateConfig) -> Estimate:
         if corpus is None:
             corpus = folder / "machine"
             harvest_corpus(corpus, size / 1e6)
-        extent = _write_samples(corpus, config, size, folder)
+        extent, raw = write_samples(corpus, config, size, folder)
         sample_of = {name: _sample_config(config, folder / name, folder / f"{name}-out") for name in ("small", "large")}
         check_config(sample_of["small"])
         with open_execution_context(config.run_options, folder / "estimate.lock") as context:
@@ -109,9 +101,10 @@ def estimate(config: EstimateConfig) -> Estimate:
     duplicates = removed / max(1, sampled.documents)
     if config.bytes:
         given = parse_bytes(config.bytes, "--bytes")
+        raw = raw.times(given / max(1, extent.text_bytes))
         documents = config.documents or ceil(given * extent.documents / max(1, extent.text_bytes))
         extent = Extent(documents, given, ceil(given / SLICE_BYTES), ceil(given / SLICE_BYTES))
-    costs = _scale(small, large, extent, config, duplicates)
+    costs = _scale(small, large, extent, raw, config, duplicates)
     return Estimate(extent, config.cores, sampled, duplicates, costs[first:end])
 
 
@@ -159,77 +152,9 @@ def _sample_config(config: EstimateConfig, corpus: Path, out: Path) -> EstimateC
     if tokenizer.file is None:
         tokenizer = replace(tokenizer, exact=False)  # a sample may have fewer pieces than are asked for
     return replace(
-        config, corpus=corpus, out=out, tokenizer=tokenizer, max_malformed=RunOptions.max_malformed, text_column="text",
-        sources={}, mix=replace(config.mix, weights=config.weights), normalize=replace(config.normalize, read_also=()),
+        config, corpus=corpus, out=out, tokenizer=tokenizer, max_malformed=RunOptions.max_malformed, sources={},
+        mix=replace(config.mix, weights=config.weights), normalize=replace(config.normalize, read_also=()),
     )  # fmt: skip
-
-
-def _write_samples(corpus: Path, config: EstimateConfig, size: int, folder: Path) -> Extent:
-    """Write the small and the large sample; return how large the corpus is, as far as some files of it tell.
-
-    Of each source and format some files, spread evenly, are read to their end: what a byte on disk has of text and
-    documents there, it has in the others.
-    """
-    files = scan_inputs(config, corpus).files
-    refused = Counts({}, [])
-    kinds = defaultdict[tuple[str, str], list[CorpusFile]](list)
-    for file in files:
-        kinds[file.source, file.path.suffix].append(file)
-    total = sum(file.size for file in files)
-    documents = 0.0
-    text = 0.0
-    sampled = 0
-    for number, (kind, of_kind) in enumerate(kinds.items()):
-        on_disk = sum(file.size for file in of_kind)
-        quota = ceil(size * on_disk / max(1, total))
-        lines = list[bytes]()
-        count = 0
-        count_bytes = 0
-        read = 0
-        chosen = of_kind[:: ceil(len(of_kind) / _FILES)]
-        for file in chosen:
-            left = quota / len(chosen)
-            for line, length in documents_of(file, refused):
-                count = count + 1
-                count_bytes = count_bytes + length
-                if left > 0:
-                    lines.append(line)
-                    left -= len(line)
-            read += file.size
-        documents += count * on_disk / max(1, read)
-        text += count_bytes * on_disk / max(1, read)
-        sampled += len(lines)
-        for name, share in (("small", SMALL_SHARE), ("large", 1)):
-            with open_jsonl_writer(folder / name / kind[0] / f"{number:04}.jsonl") as sink:
-                sink.write(b"".join(lines[::share]))
-    _note_refused(refused, config.max_malformed)
-    if not sampled:
-        raise InputError(f"{corpus}: expected a corpus with documents, got none in {count_of(len(files), 'file')}")
-    slices = sum(max(1, ceil(read_file.size / SLICE_BYTES)) for read_file in files)
-    return Extent(round(documents), round(text), len(files), slices)
-
-
-def documents_of(file: CorpusFile, refused: Counts) -> Iterator[tuple[bytes, int]]:
-    """Yield the documents of a file as JSON with the field `text`, and the bytes of their texts.
-
-    A remote file is fetched.
-
-    All that is read, and what is malformed, is counted in `refused`.
-    """
-    try:
-        with local_copies([file.path]) as (path,), tempfile.TemporaryDirectory() as folder:
-            (part,) = slices_at(replace(file, path=path), ONE_SLICE)
-            for document in read_documents(part, refused, Rejects(Path(folder) / "malformed")):
-                yield json.dumps({"text": document.text}).encode() + b"\n", utf8_size(document.text)
-    except DamagedFile as error:
-        print(f"note: left out, as `gristmill run` does: {error}", file=sys.stderr)
-
-
-def _note_refused(counts: Counts, max_malformed: float) -> None:
-    try:
-        counts.check_malformed(FIRST_STAGE, max_malformed)
-    except TooManyMalformed as error:
-        print(f"note: `gristmill run` would refuse this corpus. {error}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -247,12 +172,12 @@ class _StageRun:
 def _run(config: EstimateConfig, options: RunOptions) -> list[_StageRun]:
     runs = list[_StageRun]()
     for stage in plan_stages(config):
-        disk = _disk_bytes(config.out)
+        disk = disk_bytes(config.out)
         before = _used()
         counts = stage.call(context_of(config, stage, options))
         after = _used()
         stage.reject_empty(config, counts)
-        kept = _disk_bytes(config.out) - disk
+        kept = disk_bytes(config.out) - disk
         runs.append(
             _StageRun(
                 stage, counts, after.cpu - before.cpu, after.read - before.read, after.written - before.written, kept
@@ -285,13 +210,10 @@ def _used() -> _Used:
     return _Used(cpu, read, written)
 
 
-def _disk_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 def _scale(
-    small: Sequence[_StageRun], large: Sequence[_StageRun], extent: Extent, config: EstimateConfig, duplicates: float
-) -> list[StageCost]:
+    small: Sequence[_StageRun], large: Sequence[_StageRun], extent: Extent, raw: RawCost, config: EstimateConfig,
+    duplicates: float,
+) -> list[StageCost]:  # fmt: skip
     """Return the costs on the whole corpus: work grows with the text, what is needed without text with the slices.
 
     A tokenizer is trained on a sample of a fixed size, and after the mix there are no duplicates.
@@ -312,14 +234,20 @@ def _scale(
         cores = _grown(less.cpu, more.cpu, texts, text, repeats)
         if stage.core_seconds_a_document:
             cores = stage.core_seconds_a_document * extent.documents
+        read = _grown(less.read, more.read, texts, text, repeats)
+        if stage.name == FIRST_STAGE:
+            cores += raw.core_seconds
+            read += raw.read
+        if config.duplicates is not None:
+            members = min(1.0, 2 * config.duplicates)  # each duplicate, and what is kept in its place
+            cores = max(cores, stage.seconds_a_compared_byte(config) * members * text)
         serial = cores if stage.is_serial else min(cores, stage.serial_seconds_a_document * extent.documents)
         wall = serial + (cores - serial) / min(config.cores, extent.slices)
         on_disk += _grown(less.kept, more.kept, texts, text)
         requests = stage.requests * extent.slices
         costs.append(
             StageCost(
-                stage.name, cores, wall, _grown(less.read, more.read, texts, text, repeats),
-                _grown(less.written, more.written, texts, text), on_disk, ceil(requests),
+                stage.name, cores, wall, read, _grown(less.written, more.written, texts, text), on_disk, ceil(requests),
             )
         )  # fmt: skip
     return costs

@@ -5,6 +5,7 @@ from typing import Any
 from dedup.generate_connected_components import CLUSTERED
 from dedup.generate_duplicates_dict import STAGE, generate_duplicates_dict
 from gristmill.counts import Counts
+from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.spec import RunContext, StageSpec
 
 
@@ -41,6 +42,10 @@ class GenerateDuplicatesDict(StageSpec):
             text_column=run.config.text_column if reads_texts else "text",
             **checked,
         )
+
+    def seconds_a_compared_byte(self, config: RunConfig) -> float:
+        """Return what a run on 221 MB with 14 % of duplicates took, where texts are compared."""
+        return 0.04e-6 if config.dedup.measure else 0.0
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return which document of a cluster is kept, and how copies are confirmed."""

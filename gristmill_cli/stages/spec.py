@@ -227,6 +227,10 @@ class StageSpec:
         """Return how many bytes of text it reads at most, however large the corpus is; None: no limit."""
         return None
 
+    def seconds_a_compared_byte(self, config: RunConfig) -> float:
+        """Return the core seconds for a byte of a text that it compares with others; 0: it compares none."""
+        return 0.0
+
     def outside_files(self, config: RunConfig) -> list[Path]:
         """Return the files that it reads besides documents and what other stages wrote: a tokenizer, benchmarks."""
         return []

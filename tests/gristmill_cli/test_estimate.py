@@ -1,17 +1,24 @@
 """`gristmill estimate`: how large a corpus is, what its options refuse, and costs that grow as they should."""
 
+import bz2
 import json
 import re
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gristmill.counts import Counts
-from gristmill.io.corpus import list_corpus
-from gristmill_cli.estimate import EstimateConfig, _grown, documents_of, estimate, main
-from gristmill_cli.run_config import Decontaminate, Tokenizer
+from gristmill.io.corpus import Source, list_corpus
+from gristmill.io.documents import DocKey, Document, normal_name
+from gristmill.io.lines import read_lines
+from gristmill_cli.estimate import EstimateConfig, _grown, estimate, main
+from gristmill_cli.estimates.sample import Reading, documents_of, write_samples
+from gristmill_cli.run_config import Decontaminate, Dedup, Tokenizer
 from gristmill_cli.stages.pipeline import find_stage
+from preprocessing.normalize_text import normalize_text
 from preprocessing.steps.user_function import StepOptions
 from tests.gristmill_cli.corpus import make_corpus
 from tests.object_store import object_store
@@ -71,6 +78,69 @@ def test_the_extent_is_that_of_the_corpus_and_costs_are_linear_in_it(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["total"]["requests"] > 0
     assert "--workers do not change an estimate: they only say where a run works" in printed.err
+
+
+def test_a_sample_is_what_normalisation_writes_of_the_corpus(corpus: Path, tmp_path: Path) -> None:
+    """With all fields, and in its compression: the bytes that later stages write and read depend on both."""
+    extent, _ = write_samples(corpus, EstimateConfig(corpus), 10**9, tmp_path / "samples")
+    normalize_text(corpus, tmp_path / "normalized")
+    written = {file.name: file for file in list_corpus(tmp_path / "normalized")}
+    assert extent.documents == 753 and set(written) == {normal_name(file.name) for file in list_corpus(corpus)}
+    samples = list_corpus(tmp_path / "samples" / "large")
+    assert sum(file.size for file in samples) == pytest.approx(sum(file.size for file in written.values()), rel=0.02)
+    lines = [line for file in samples for line in read_lines(file.path)]
+    assert sorted(lines) == sorted(line for file in written.values() for line in read_lines(file.path))
+
+
+def test_sources_with_columns_of_their_own_have_one_in_the_sample(tmp_path: Path) -> None:
+    for source, column in (("a", "body"), ("b", "text")):
+        (tmp_path / "corpus" / source).mkdir(parents=True)
+        (tmp_path / "corpus" / source / "a.jsonl").write_text(f'{{"{column}": "a text", "n": 1.50}}\n')
+    config = EstimateConfig(tmp_path / "corpus", sources={"a": Source(column="body"), "b": Source()})
+    write_samples(tmp_path / "corpus", config, 10**6, tmp_path / "samples")
+    for sample in list_corpus(tmp_path / "samples" / "large"):
+        assert sample.path.read_text() == '{"text":"a text","n":1.50}\n'
+
+
+def test_the_first_stage_reads_the_bytes_of_the_corpus(tmp_path: Path) -> None:
+    """In a format that is not written, of which a byte of text has other bytes than in the sample."""
+    (tmp_path / "corpus" / "a").mkdir(parents=True)
+    lines = "".join(json.dumps({"text": f"{n} of many lines"}) + "\n" for n in range(4000))
+    (tmp_path / "corpus" / "a" / "a.jsonl.bz2").write_bytes(bz2.compress(lines.encode()))
+    _, raw = write_samples(tmp_path / "corpus", EstimateConfig(tmp_path / "corpus"), 10**6, tmp_path / "samples")
+    (sample,) = list_corpus(tmp_path / "samples" / "large")
+    assert sample.name == "a/0000.jsonl.zst"
+    assert raw.read == (tmp_path / "corpus" / "a" / "a.jsonl.bz2").stat().st_size - sample.size
+    assert raw.times(2.0).read == 2 * raw.read
+
+
+def test_what_reading_documents_takes_is_added_up_but_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "process_time", lambda: now)
+
+    def read() -> Iterator[Document]:
+        nonlocal now
+        for seconds in (100.0, 3.0, 5.0):
+            now += seconds
+            yield Document("four", DocKey("a", 0), {}, read_bytes=4)
+
+    reading = Reading()
+    for _ in reading.watch(read()):
+        now += 1000.0  # what is done with a document is not counted
+    assert reading.seconds_a_byte == 1.0
+
+
+def test_duplicates_are_compared_and_not_only_left_out(corpus: Path) -> None:
+    config = EstimateConfig(
+        corpus, sample="300kB", bytes="1TB", tokenizer=Tokenizer(vocab_size=420), duplicates=0.4,
+        from_="generate_duplicates_dict", until="generate_duplicates_dict",
+    )  # fmt: skip
+    (half,) = estimate(replace(config, duplicates=0.3)).stages
+    (more,) = estimate(config).stages
+    spec = find_stage("generate_duplicates_dict")
+    compared = spec.seconds_a_compared_byte(config) * 0.8 * 1e12
+    assert half.core_seconds < more.core_seconds and more.core_seconds >= compared > 10_000
+    assert spec.seconds_a_compared_byte(replace(config, dedup=Dedup(verify="none"))) == 0
 
 
 def test_what_functions_of_the_user_read_is_counted(
