@@ -105,7 +105,8 @@ def estimate(config: EstimateConfig) -> Estimate:
         documents = config.documents or ceil(given * extent.documents / max(1, extent.text_bytes))
         extent = Extent(documents, given, ceil(given / SLICE_BYTES), ceil(given / SLICE_BYTES))
     costs = _scale(small, large, extent, raw, config, duplicates)
-    return Estimate(extent, config.cores, sampled, duplicates, costs[first:end])
+    chosen = [run.stage.seconds_a_document(config, extent.documents).note for run in large[first:end]]
+    return Estimate(extent, config.cores, sampled, duplicates, costs[first:end], [note for note in chosen if note])
 
 
 def _check(config: EstimateConfig) -> tuple[int, int]:
@@ -232,8 +233,9 @@ def _scale(
         tasks = extent.slices / len(large[0].counts.tallies)  # for each of the sample
         repeats = 1 if stage.is_done_once else tasks
         cores = _grown(less.cpu, more.cpu, texts, text, repeats)
-        if stage.core_seconds_a_document:
-            cores = stage.core_seconds_a_document * extent.documents
+        a_document = stage.seconds_a_document(config, extent.documents)
+        if a_document.cores:
+            cores = a_document.cores * extent.documents
         read = _grown(less.read, more.read, texts, text, repeats)
         if stage.name == FIRST_STAGE:
             cores += raw.core_seconds
@@ -241,7 +243,7 @@ def _scale(
         if config.duplicates is not None:
             members = min(1.0, 2 * config.duplicates)  # each duplicate, and what is kept in its place
             cores = max(cores, stage.seconds_a_compared_byte(config) * members * text)
-        serial = cores if stage.is_serial else min(cores, stage.serial_seconds_a_document * extent.documents)
+        serial = cores if stage.is_serial else min(cores, a_document.serial * extent.documents)
         wall = serial + (cores - serial) / min(config.cores, extent.slices)
         on_disk += _grown(less.kept, more.kept, texts, text)
         requests = stage.requests * extent.slices

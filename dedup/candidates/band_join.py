@@ -28,6 +28,7 @@ _UNION_BYTES = 40  # memory per document for union-find, without its digests
 _JOIN_FACTOR = 4  # memory per byte of records while a partition is joined
 _PARTITION_BYTES = 64  # memory per document while its digests are partitioned, without the digests
 _BLOCK = 1 << 16  # records or edges read together
+_IN_ONE_PROCESS = 10_000_000  # documents whose bands one process joins in seconds; those of more are joined in parallel
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,10 @@ class LshOptions:
 
 
 def fits_in_memory(shards: Sequence[SignatureShard], document_ids: DocumentIds, lsh: LshOptions, memory: int) -> bool:
-    """Return whether union_signatures needs at most half of `memory` bytes."""
+    """Return whether union_signatures needs at most half of `memory` bytes, and seconds: one process does its work."""
     documents = sum(shard.documents for shard in shards)
+    if documents > _IN_ONE_PROCESS:
+        return False
     digests_fit = documents * (8 * lsh.bands + _UNION_BYTES) <= memory // 2
     return digests_fit and union_find_fits(len(document_ids), memory // 4)
 

@@ -40,9 +40,14 @@ class UnionFind:
             yield records(LABEL, members.astype(np.uint64) + np.uint64(start), roots[members + start])
 
 
+def union_find_bytes(nodes: int) -> int:
+    """Return the memory that a UnionFind of `nodes` nodes and its labels need."""
+    return nodes * (_node_type(nodes).itemsize + 1) + _WORKING_MEMORY
+
+
 def union_find_fits(nodes: int, memory: int) -> bool:
     """Return whether a UnionFind of `nodes` nodes and its labels need at most `memory` bytes."""
-    return nodes * (_node_type(nodes).itemsize + 1) + _WORKING_MEMORY <= memory
+    return union_find_bytes(nodes) <= memory
 
 
 def records(dtype: np.dtype, one: NDArray, other: NDArray) -> NDArray:

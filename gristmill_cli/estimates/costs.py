@@ -37,13 +37,14 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The costs of a run on a corpus, and the sample that they were measured on."""
+    """The costs of a run on a corpus, the sample that they were measured on, and notes on what would change them."""
 
     extent: Extent
     cores: int
     sample: Extent
     duplicates: float
     stages: list[StageCost]
+    notes: list[str]
 
     def to_json(self) -> str:
         """Return JSON: the corpus, the sample, the stages, and their total."""
@@ -109,6 +110,7 @@ def explanation(estimate: Estimate, given: float | None, core_price: float, stor
         f"{of_sample}. A whole corpus has more: then `remove` reads more texts, and\n"
         "less is encoded; try --duplicates 0.4"
     )  # fmt: skip
+    notes = "".join(f"{note}\n" for note in estimate.notes)
     prices = ""
     if core_price:
         hours = estimate.core_hours_paid
@@ -124,7 +126,7 @@ def explanation(estimate: Estimate, given: float | None, core_price: float, stor
         f"{count_of(total.requests, 'request')} if everything is in a bucket, about ${estimate.dollars:,.2f}.\nScaled "
         "linearly with the text, from two runs; train_tokenizer grows with --tokenizer.sample instead.\nIt is one "
         f"process, and so is the end of cluster and remove, whatever the number of cores.\n"
-        f"{prices}Duplicates: {duplicates}.\n"
+        f"{notes}{prices}Duplicates: {duplicates}.\n"
         f"Measured on this machine with {decimal(estimate.sample.text_bytes)} of text, "
         f"{count_of(estimate.sample.documents, 'document')}."
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dedup.steps.fingerprint import Fingerprint
 from gristmill.counts import READ, Counts
@@ -122,6 +122,17 @@ def duplicates_path(config: RunConfig) -> Path:
     return config.out / "dup" / "duplicates.parquet"
 
 
+class DocumentSeconds(NamedTuple):
+    """Core seconds that a document costs, 0 where a sample shows it, and those of one process, however many there are.
+
+    `note` says what would change them.
+    """
+
+    cores: float = 0.0
+    serial: float = 0.0
+    note: str = ""
+
+
 class StageSpec:
     """Description of a stage. A stage is a subclass in a file of its own, and a line of the list in pipeline.py.
 
@@ -143,9 +154,6 @@ class StageSpec:
         losses: The table in OUT of what documents lost in it, with file, row and removed.
         requests: Requests to a bucket for each slice of 64 MiB, by benchmarks/bench_scaling.py at 10,000 slices.
         is_serial: One process does its work.
-        core_seconds_a_document: What a document costs it, by benchmarks/bench_clusters.py at 20 million; 0: a sample
-            shows it.
-        serial_seconds_a_document: What one process does of that, however many there are.
         is_done_once: Some of its work does not grow with the corpus.
         is_after_mix: It reads no duplicates.
         reads_documents: It reads documents of the corpus, not only facts of them.
@@ -172,8 +180,6 @@ class StageSpec:
     losses: Path | None = None
     requests: float = 4.0
     is_serial: bool = False
-    core_seconds_a_document: float = 0.0
-    serial_seconds_a_document: float = 0.0
     is_done_once: bool = False
     is_after_mix: bool = False
     reads_documents: bool = False
@@ -226,6 +232,10 @@ class StageSpec:
     def max_text_bytes(self, config: RunConfig) -> int | None:
         """Return how many bytes of text it reads at most, however large the corpus is; None: no limit."""
         return None
+
+    def seconds_a_document(self, config: RunConfig, documents: int) -> DocumentSeconds:
+        """Return what a document costs it in a corpus of so many, by benchmarks/bench_clusters.py."""
+        return DocumentSeconds()
 
     def seconds_a_compared_byte(self, config: RunConfig) -> float:
         """Return the core seconds for a byte of a text that it compares with others; 0: it compares none."""

@@ -10,13 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from dedup import Sketch, generate_connected_components, generate_duplicate_pairs, generate_duplicates_dict
+from dedup.candidates import band_join
 from dedup.candidates.document_ids import ALONE
 from dedup.candidates.signature_shards import write_shard
 from dedup.generate_connected_components import CLUSTERED
 from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
+from gristmill.engine.staleness.ledger import Ledger
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import load_pickle
+from gristmill.io.files import STATE_DIR
 from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)
@@ -82,6 +85,21 @@ def test_the_same_bytes_by_any_way(
     assert counts.total(READ).documents == SHARDS * EACH  # all in pairs have signatures
     generate_connected_components(by_pairs, by_pairs / f"again-{name}", options=options)
     assert (by_pairs / f"again-{name}").read_bytes() == (by_pairs / name).read_bytes()
+
+
+def test_bands_of_many_documents_are_joined_in_parallel_whatever_the_memory(
+    minhash: Path, by_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process would take minutes for them, where all others wait."""
+    steps = list[set[str]]()
+    for documents in (SHARDS * EACH, SHARDS * EACH - 1):
+        monkeypatch.setattr(band_join, "_IN_ONE_PROCESS", documents)
+        folder = tmp_path / str(documents)
+        folder.mkdir()
+        generate_connected_components(folder, folder / "c.parquet", minhash, options=replace(QUIET, memory="4G"))
+        assert (folder / "c.parquet").read_bytes() == (by_pairs / "c.parquet").read_bytes()
+        steps.append({cost.step for ledger in Ledger.all_in(folder / STATE_DIR) for cost in ledger.costs()})
+    assert steps[1] - steps[0] == {"bands", "edges"}
 
 
 def test_both_files_say_the_same(by_pairs: Path) -> None:

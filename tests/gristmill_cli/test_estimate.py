@@ -172,17 +172,27 @@ def test_a_file_of_the_tokenizer_is_stored_once_whatever_the_corpus(corpus: Path
 def test_what_one_process_does_is_small_and_does_not_depend_on_chance(corpus: Path) -> None:
     """`cluster` costs what was measured for a document; the time of a stage that none of the work needs is its own."""
     config = EstimateConfig(
-        corpus, sample="300kB", bytes="5TB", cores=640, tokenizer=Tokenizer(vocab_size=420),
+        corpus, sample="300kB", bytes="5TB", cores=640, memory="64GiB", tokenizer=Tokenizer(vocab_size=420),
         from_="generate_connected_components", until="generate_duplicates_dict",
     )  # fmt: skip
     found = estimate(config)
     cluster, remove = found.stages
     documents = found.extent.documents
-    spec = find_stage("generate_connected_components")
-    assert cluster.core_seconds == spec.core_seconds_a_document * documents
-    serial = spec.serial_seconds_a_document * documents
-    assert serial < cluster.wall_seconds < 1.01 * serial
+    costs = find_stage("generate_connected_components").seconds_a_document(config, documents)
+    assert cluster.core_seconds == costs.cores * documents
+    serial = costs.serial * documents
+    assert serial < cluster.wall_seconds < 1.02 * serial
     assert remove.wall_seconds < 0.01 * remove.core_seconds + 0.5e-6 * documents
+    assert found.notes == []
+
+
+def test_labels_that_do_not_fit_the_memory_cost_more_and_it_is_said() -> None:
+    stage = find_stage("generate_connected_components")
+    config = EstimateConfig(memory="10GiB")
+    in_memory = stage.seconds_a_document(config, 10**9)
+    on_disk = stage.seconds_a_document(replace(config, memory="9GiB"), 10**9)
+    assert in_memory.note == "" and on_disk.serial == pytest.approx(8 * in_memory.serial)
+    assert "do not fit half of --memory, 9.0 GiB here.\nWith --memory 10GiB it takes an eighth" in on_disk.note
 
 
 def test_costs_that_differ_by_chance_alone_stay_in_bounds() -> None:
@@ -201,6 +211,7 @@ def test_machines_and_storage_have_a_price(corpus: Path, capsys: pytest.CaptureF
         main([str(corpus), *words, "--core_price", "0.05", "--storage_price", "23"])
     said = capsys.readouterr().out
     assert re.search(r"Machines: 100 cores for .* are [\d,.]+ core hours at 0\.05: [\d,.]+\.\n", said)
+    assert "on disk: the labels" not in said
     assert re.search(r"Storage: .*B at 23 a TB and month: [\d,.]+ a month\.\n", said)
 
 
