@@ -172,7 +172,7 @@ def test_a_file_of_the_tokenizer_is_stored_once_whatever_the_corpus(corpus: Path
 def test_what_one_process_does_is_small_and_does_not_depend_on_chance(corpus: Path) -> None:
     """`cluster` costs what was measured for a document; the time of a stage that none of the work needs is its own."""
     config = EstimateConfig(
-        corpus, sample="300kB", bytes="5TB", cores=640, memory="64GiB", tokenizer=Tokenizer(vocab_size=420),
+        corpus, sample="300kB", bytes="5TB", cores=640, memory="200GiB", tokenizer=Tokenizer(vocab_size=420),
         from_="generate_connected_components", until="generate_duplicates_dict",
     )  # fmt: skip
     found = estimate(config)
