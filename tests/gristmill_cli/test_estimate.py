@@ -130,17 +130,18 @@ def test_what_reading_documents_takes_is_added_up_but_for_the_first(monkeypatch:
     assert reading.seconds_a_byte == 1.0
 
 
-def test_duplicates_are_compared_and_not_only_left_out(corpus: Path) -> None:
+def test_duplicates_are_compared_and_not_only_left_out(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with the document that is kept in its place; the costs are so high that none measured is higher."""
     config = EstimateConfig(
         corpus, sample="300kB", bytes="1TB", tokenizer=Tokenizer(vocab_size=420), duplicates=0.4,
         from_="generate_duplicates_dict", until="generate_duplicates_dict",
     )  # fmt: skip
-    (half,) = estimate(replace(config, duplicates=0.3)).stages
-    (more,) = estimate(config).stages
     spec = find_stage("generate_duplicates_dict")
-    compared = spec.seconds_a_compared_byte(config) * 0.8 * 1e12
-    assert half.core_seconds < more.core_seconds and more.core_seconds >= compared > 10_000
+    assert spec.seconds_a_compared_byte(config) > 0
     assert spec.seconds_a_compared_byte(replace(config, dedup=Dedup(verify="none"))) == 0
+    monkeypatch.setattr(type(spec), "seconds_a_compared_byte", lambda *_: 1.0)
+    (cost,) = estimate(config).stages
+    assert cost.core_seconds == pytest.approx(0.8 * 10**12)
 
 
 def test_what_functions_of_the_user_read_is_counted(
