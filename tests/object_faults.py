@@ -1,6 +1,8 @@
 """Faults of an object store: each answers a request in the store's place, as networks and busy stores do."""
 
+import io
 import random
+import select
 import socket
 import threading
 import time
@@ -52,6 +54,14 @@ def slow(application: Any, environment: Environment, start_response: Any) -> Ite
     return [body]
 
 
+def given_up(application: Any, environment: Environment, start_response: Any) -> Iterable[bytes]:
+    """The request has its effect once the client, to which no answer comes, has ended the connection."""
+    body = environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
+    environment["wsgi.input"] = io.BytesIO(body)
+    select.select([environment["werkzeug.socket"]], [], [])
+    return lost_answer(application, environment, start_response)
+
+
 FAULTS: tuple[Fault, ...] = (unavailable, dropped, lost_answer, short_body, slow)
 
 
@@ -61,6 +71,7 @@ class Times:
     def __init__(self, fault: Fault, times: int, of: Callable[[Environment], bool] = lambda environment: True) -> None:
         self.fault, self.times, self.of = fault, times, of
         self.made = 0
+        self.ended = 0
         self._lock = threading.Lock()
 
     def __call__(self, application: Any, environment: Environment, start_response: Any) -> Iterable[bytes] | None:
@@ -68,7 +79,10 @@ class Times:
             if self.made >= self.times or not self.of(environment):
                 return None
             self.made += 1
-        return self.fault(application, environment, start_response)
+        try:
+            return self.fault(application, environment, start_response)
+        finally:
+            self.ended += 1
 
 
 class Seldom:

@@ -9,6 +9,7 @@ import pytest
 
 from gristmill.storage import objects
 from tests.object_store import BUCKET, Store, object_store
+from tests.patience import patience
 
 _NUMBERS = count()
 RETRIES = 3
@@ -29,7 +30,7 @@ def store(running_store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sto
     backoff = {"init_backoff": moment, "max_backoff": moment, "base": 2}
     monkeypatch.setitem(objects.RETRIES, "backoff", backoff)
     monkeypatch.setitem(objects.RETRIES, "max_retries", RETRIES)
-    monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=0.4))  # below SLOW_SECONDS
+    monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=patience(60)))
     objects._open.cache_clear()
     running_store.requests.clear()
     yield running_store

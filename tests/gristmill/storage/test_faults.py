@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from gristmill.storage.objects import (
     upload,
     write_object,
 )
-from tests.object_faults import FAULTS, Environment, Times, dropped, lost_answer, refuse, short_body, slow, unavailable
+from tests.object_faults import Environment, Times, dropped, given_up, lost_answer, refuse, short_body, unavailable
+from tests.patience import patience, wait_until
 
 OLD, NEW = b"0123456789" * 100, b"new" * 1000
 
@@ -89,13 +91,27 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: read_object(folder / name)[0] for name, _ in list_objects(folder)}
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", [unavailable, dropped, lost_answer, short_body], ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_a_fault_that_passes(folder: Path, tmp_path: Path, store, call: Call, fault: Any) -> None:
     write_object(folder / "old", OLD)
-    store.fault = Times(fault, 1 if fault is slow else 2)
+    store.fault = Times(fault, 2)
     call(folder, tmp_path)
     assert store.fault.made
+    store.fault = None
+    assert contents(folder) == AFTER.get(call, {"old": OLD})
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_a_request_without_an_answer_is_made_again(
+    folder: Path, tmp_path: Path, store, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    write_object(folder / "old", OLD)
+    monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=patience(0.2)))
+    objects._open.cache_clear()
+    store.fault = Times(given_up, 1)
+    call(folder, tmp_path)
+    wait_until(lambda: store.fault.ended == 1)
     store.fault = None
     assert contents(folder) == AFTER.get(call, {"old": OLD})
 

@@ -13,7 +13,7 @@ from gristmill.storage import lock
 from gristmill.storage.lock import Lease, is_held, lease_seconds, stage_lock
 from gristmill.storage.objects import RETRIES, find_object, list_objects, read_object, write_object
 from tests.object_faults import Times, dropped, lost_answer, unavailable
-from tests.patience import wait_until
+from tests.patience import patience, wait_until
 
 SECONDS = 0.4
 
@@ -177,10 +177,17 @@ def test_a_store_that_is_away_for_too_long(path: Path, store) -> None:
     lease.release()
 
 
-def test_a_lock_in_a_bucket_waits_and_says_for_whom(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    order = []
+def test_a_lock_in_a_bucket_waits_and_says_for_whom(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = list[str]()
+    said = threading.Event()
     other = Lease(path)
     assert other.acquire()
+
+    def say(holder: str) -> None:
+        order.append(holder.partition(" ")[0])
+        said.set()
+
+    monkeypatch.setattr(lock, "_say_waiting", say)
 
     def run() -> None:
         with stage_lock(path) as check:
@@ -189,12 +196,11 @@ def test_a_lock_in_a_bucket_waits_and_says_for_whom(path: Path, capsys: pytest.C
 
     thread = threading.Thread(target=run)
     thread.start()
-    time.sleep(SECONDS)
+    assert said.wait(patience(60))
     order.append("first")
     other.release()
     thread.join()
-    assert order == ["first", "second"] and not list(list_objects(path.parent))
-    assert capsys.readouterr().err.count("waiting for process ") == 1
+    assert order == ["process", "first", "second"] and not list(list_objects(path.parent))
 
 
 def test_what_another_process_that_has_taken_over_removed_is_not_told_as_missing(path: Path) -> None:

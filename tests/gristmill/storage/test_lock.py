@@ -6,12 +6,13 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from gristmill.io.files import STATE_DIR
+from gristmill.storage import lock
 from gristmill.storage.lock import hold_worker_lock, stage_lock, workers_path
 from tests.gristmill.engine.upper_stage import upper_stage
 
@@ -37,26 +38,34 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def test_a_second_start_waits_and_finds_everything_done(tmp_path: Path, source: Path) -> None:
-    both = [start(source, tmp_path / "out", workers=2, seconds=0.1) for _ in range(2)]
-    messages = sorted((process.communicate()[1] for process in both), key=len)
+    with stage_lock(tmp_path / "out" / STATE_DIR / "upper.lock"):
+        both = [start(source, tmp_path / "out", workers=2, seconds=0) for _ in range(2)]
+        said = [process.stderr.readline() for process in both if process.stderr]
+    assert all(line.startswith(f"waiting for process {os.getpid()} on ") for line in said), said
+    messages = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], messages
-    assert "done already" in messages[1] and "waiting for process" in messages[1], messages
-    assert "waiting" not in messages[0] and "done" not in messages[0], messages
+    assert sorted("done already" in message for message in messages) == [False, True], messages
 
 
 @pytest.mark.parametrize(("left", "run"), [("process 7 on here", "was killed"), ("", "has just ended")])
 def test_who_is_waited_for_is_said_when_a_worker_outlives_its_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str, run: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str, run: str
 ) -> None:
-    lock = tmp_path / "upper.lock"
-    lock.write_text(left)
-    with workers_path(lock).open("wb") as file:
+    path = tmp_path / "upper.lock"
+    path.write_text(left)
+    said = list[str]()
+    with workers_path(path).open("wb") as file:
+
+        def say_and_end(holder: str) -> None:
+            said.append(holder)
+            fcntl.flock(file, fcntl.LOCK_UN)
+
         fcntl.flock(file, fcntl.LOCK_SH)
-        threading.Timer(0.9, fcntl.flock, (file, fcntl.LOCK_UN)).start()
-        with stage_lock(lock):
+        monkeypatch.setattr(lock, "_say_waiting", say_and_end)
+        with stage_lock(path):
             pass
-    assert f"waiting for worker processes of a run that {run} (fuser {lock}-workers" in capsys.readouterr().err
-    assert not lock.read_text()  # this run has ended
+    assert said == [f"worker processes of a run that {run} (fuser {path}-workers lists them)"]
+    assert not path.read_text()  # this run has ended
 
 
 @pytest.mark.parametrize(("limit", "hint"), [("TMPDIR=$PWD/" + "x" * 100, "Set TMPDIR"), ("ulimit -n 16;", "ulimit")])

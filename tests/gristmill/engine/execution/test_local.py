@@ -118,14 +118,20 @@ def test_a_driver_that_is_killed_while_it_starts_a_worker_leaves_no_traceback() 
 
 def test_a_fork_server_that_dies_while_it_starts_a_worker_is_a_dead_worker() -> None:
     script = (
-        "import os, signal, threading\n"
+        "import os, signal\n"
         "from multiprocessing import forkserver\n"
         "from gristmill.engine.execution.local import Call, LocalExecutor, start_fork_server\n"
         "from gristmill.errors import WorkerDied\n"
         "start_fork_server(['os'])\n"
         "server = forkserver._forkserver._forkserver_pid\n"
         "os.kill(server, signal.SIGSTOP)\n"
-        "threading.Timer(5, os.kill, [server, signal.SIGKILL]).start()\n"
+        "connect = forkserver.connect_to_new_process\n"
+        "def connect_and_kill(files):\n"
+        "    forkserver.connect_to_new_process = connect\n"
+        "    pipes = connect(files)\n"  # the server is asked, and will not answer
+        "    os.kill(server, signal.SIGKILL)\n"
+        "    return pipes\n"
+        "forkserver.connect_to_new_process = connect_and_kill\n"
         "try:\n"
         "    with LocalExecutor(2) as executor:\n"
         "        list(executor.run([Call(os.getpid, {})] * 2))\n"
