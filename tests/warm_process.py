@@ -38,6 +38,7 @@ _DIFFER = ("preexec_fn", "pass_fds", "startupinfo", "creationflags", "shell")  #
 def run_warm(
     words: Sequence[Any],
     *,
+    input: Any = None,
     capture_output: bool = False,
     timeout: float | None = None,
     check: bool = False,
@@ -46,9 +47,11 @@ def run_warm(
     """As subprocess.run."""
     if capture_output:
         named |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        named |= {"stdin": subprocess.PIPE}
     with WarmPopen(words, **named) as process:
         try:
-            output, errors = process.communicate(timeout=timeout)
+            output, errors = process.communicate(input, timeout)
         except BaseException:
             process.kill()
             raise

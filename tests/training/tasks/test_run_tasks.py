@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,21 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return said[0]
 
 
+@pytest.fixture
+def _tasks_of_lm_eval_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To list them all, as for the name of one that there is not, takes six seconds."""
+    from lm_eval import tasks
+
+    make = tasks.TaskManager
+    all_tasks = cache(make)
+
+    def manager(include_path: list[str] | None = None, **options: Any) -> Any:
+        return make(include_path=include_path, **options) if include_path or options else all_tasks()
+
+    monkeypatch.setattr(tasks, "TaskManager", manager)
+
+
+@pytest.mark.usefixtures("_tasks_of_lm_eval_are_listed_once")
 def test_what_cannot_be_is_refused_in_one_sentence(
     checkpoint_of: Callable[[str], Path], tasks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
