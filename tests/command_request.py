@@ -101,9 +101,11 @@ def write_number(connection: socket.socket, number: int) -> None:
 def run_as(path: str, script: str, words: list[str]) -> None:
     """Have the server at `path` run a Python script with the files of this process, and end as it does."""
     request = Request([script, *words], str(Path.cwd()), dict(os.environ), [0, 1, 2], [0, 1, 2])
-    connection, _ = start(path, request)
+    connection, pid = start(path, request)
     if connection is None:
         os.execv(script, [script, *words])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda caught, _: os.kill(pid, caught))
     code = os.waitstatus_to_exitcode(wait(connection))
     if code < 0:
         if -code not in (signal.SIGKILL, signal.SIGSTOP):

@@ -10,6 +10,7 @@ import importlib
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ from tests.command_request import Request, limits, receive, send, write_number
 
 LATE = "READ_LATE_IN_TESTS"  # a variable: names of others that are read late
 # variables that are read when a command runs, not when its modules are imported, and those that a shell sets
-_READ_LATE = ("AWS_", "HF_", "PYTEST_", "GRISTMILL_LEASE", "PATH", "PYTHONPATH", "COLUMNS", LATE)
+_READ_LATE = ("AWS_", "HF_", "PYTEST_", "GRISTMILL_LEASE", "PATH", "PYTHONPATH", "COLUMNS", "LINES", LATE)
 _READ_LATE += ("_", "SHLVL", "PWD", "OLDPWD")
 _RESTARTED = {"jemalloc_bg_thd"}  # threads that a library starts again in a fork: pyarrow's allocator
 _ROOT = Path(__file__).resolve().parents[1]
@@ -57,30 +58,29 @@ class _Process:
         os.close(self.handle)
 
 
-def serve(listener: socket.socket, life: int) -> Request:
-    """Fork a process for each request, in which this returns; end when the other end of `life` is closed."""
+def serve(listener: socket.socket, life: int) -> Request | None:
+    """Fork a process for each request, in which this returns it; return None when the other end of `life` is closed."""
     with selectors.DefaultSelector() as selector:
         selector.register(life, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
                 if key.fileobj == life:
-                    os._exit(0)
+                    return None
                 if key.fileobj is listener:
                     connection = listener.accept()[0]
-                    request, its_limits, cores = receive(connection)
-                    pid = os.fork() if its_limits == _LIMITS and _is_alike(request) else -1
-                    if pid == 0:
-                        os.sched_setaffinity(0, cores)
-                        return request
-                    for file in request.files:
-                        os.close(file)
-                    write_number(connection, max(0, pid))
-                    if pid < 0:
-                        connection.close()
-                        continue
-                    forked = _Process(pid, connection)
-                    selector.register(forked.handle, selectors.EVENT_READ, forked)
+                    with suppress(EOFError, OSError):  # of a client that has ended
+                        request, its_limits, cores = receive(connection)
+                        pid = os.fork() if its_limits == _LIMITS and _is_alike(request) else -1
+                        if pid == 0:
+                            os.sched_setaffinity(0, cores)
+                            return request
+                        for file in request.files:
+                            os.close(file)
+                        if pid > 0:
+                            forked = _Process(pid, connection)
+                            selector.register(forked.handle, selectors.EVENT_READ, forked)
+                        write_number(connection, max(0, pid))
                 elif key.fileobj == key.data.handle:
                     key.data.tell_status()
                     selector.unregister(key.data.handle)
@@ -216,8 +216,8 @@ def stand_by() -> Request | None:
 
 
 def main() -> None:
-    """Import the modules that are named, and serve."""
-    listener_number, life, *modules = sys.argv[1:]
+    """Import the modules that are named, and serve; at the end remove the folder of the socket."""
+    listener_number, life, folder, *modules = sys.argv[1:]
     gc.disable()  # it would search the modules, again and again, and they stay
     for module in modules:
         importlib.import_module(module)
@@ -226,6 +226,9 @@ def main() -> None:
     gc.enable()
     with socket.socket(fileno=int(listener_number)) as listener:
         request = serve(listener, int(life))
+    if request is None:
+        shutil.rmtree(folder)
+        return
     become(request)
     own = stand_by()
     if own is not None:

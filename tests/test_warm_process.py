@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -177,6 +178,27 @@ def test_a_script_of_a_shell_ends_as_its_fork_does(tmp_path: Path, ends: str, co
     assert done.returncode == code
 
 
+def test_a_signal_to_a_script_of_a_shell_reaches_its_fork(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("import os, signal, time\nprint(os.getpid(), flush=True)\ntime.sleep(1000)\n")
+    client = CLIENT.format(root=str(ROOT), path=_server().path, script=str(script))
+    with subprocess.Popen([sys.executable, "-SE", "-c", client], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        pid = int(process.stdout.readline())
+        assert pid != process.pid
+        process.terminate()
+        assert process.wait(patience(60)) == -signal.SIGTERM and not Path(f"/proc/{pid}").exists()
+
+
+def test_clients_that_end_too_soon_leave_the_server_at_work() -> None:
+    for data in (b"", (100).to_bytes(8, "big") + b"half"):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(_server().path)
+            client.sendall(data)
+    with WarmPopen([sys.executable, "-c", ""]) as process:
+        assert process.wait() == 0 and process.is_warm
+
+
 def test_the_command_of_a_shell() -> None:
     done = shell("gristmill --version | cat; gristmill no-such-command || echo $?; which gristmill", on_one_core=True)
     assert done.stdout.startswith("gristmill ") and done.stdout.endswith(f"\n2\n{_server().scripts}/gristmill\n")
@@ -189,7 +211,10 @@ import sys
 from tests.warm_process import WarmPopen, _server
 with WarmPopen([sys.executable, "-c", ""]) as process:
     assert process.wait() == 0 and process.is_warm
-print(_server()._process.pid)
+print(_server()._process.pid, _server().scripts.parent, flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not Path(f"/proc/{int(done.stdout)}").exists()
+    for ends in ("", "import os; os.kill(os.getpid(), 9)"):
+        words = [sys.executable, "-c", code + ends]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        pid, folder = done.stdout.split()
+        wait_until(lambda pid=pid, folder=folder: not Path(folder).exists() and not Path(f"/proc/{pid}").exists())

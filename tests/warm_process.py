@@ -127,20 +127,21 @@ class _Server:
     """The process that commands are forked from; it ends with this one."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="commands-")
-        self.path = f"{self._folder.name}/socket"
+        folder = Path(tempfile.mkdtemp(prefix="commands-"))
+        self.path = str(folder / "socket")
         life, self._life = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.path)
             listener.listen(64)
-            words = [sys.executable, "-m", "tests.command_server", str(listener.fileno()), str(life), *MODULES]
+            words = [sys.executable, "-m", "tests.command_server", str(listener.fileno()), str(life), folder]
+            words += MODULES
             folders = os.pathsep.join([str(ROOT), *filter(None, [_ENVIRONMENT.get("PYTHONPATH")])])
             self._process = subprocess.Popen(
                 words, cwd=ROOT, env=_ENVIRONMENT | {"PYTHONPATH": folders}, pass_fds=[listener.fileno(), life],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
         os.close(life)
-        self.scripts = Path(self._folder.name) / "bin"
+        self.scripts = folder / "bin"
         self.scripts.mkdir()
         script = self.scripts / "gristmill"
         script.write_text(_SCRIPT.format(python=sys.executable, root=str(ROOT), path=self.path, installed=_INSTALLED))
@@ -150,7 +151,6 @@ class _Server:
     def _end(self) -> None:
         os.close(self._life)
         self._process.communicate()
-        self._folder.cleanup()
 
 
 _server = cache(_Server)
