@@ -32,20 +32,7 @@ _LONGEST = 86_400  # seconds
 _POLLS = 30  # of a lease in its time
 _RENEWALS = 4  # in this time
 _LOOKS = 100  # in this time, of a worker that waits for a renewal
-
-
-class _ThisProcess:
-    """What this process is called in all its leases."""
-
-    name = secrets.token_hex(8)
-
-
-def _rename() -> None:
-    """Give a forked process a name of its own: leases of one that dies are taken over at once, by their name."""
-    _ThisProcess.name = secrets.token_hex(8)
-
-
-os.register_at_fork(after_in_child=_rename)
+_PROCESS = secrets.token_hex(8)  # in all leases of this process
 
 
 def lease_seconds() -> float:
@@ -84,7 +71,7 @@ class Lease:
         self.heartbeat = heartbeat
         self.dead = set[str]() if dead is None else dead
         self.holder = ""  # who has it, if it is not this process
-        self._name = f"{_own_name()}\n{_ThisProcess.name}\n{secrets.token_hex(8)}\n".encode()
+        self._name = f"{_own_name()}\n{_PROCESS}\n{secrets.token_hex(8)}\n".encode()
         self._info: FileInfo | None = None  # of the object as this process wrote it
         self._seen: tuple[FileInfo | None, float] = (None, 0.0)  # the other's lease, and since when it is unchanged
         self._renewed = 0.0
@@ -109,7 +96,7 @@ class Lease:
         self._info = swap_object(self.path, self._content(), version)
         if self._info is None:
             return False
-        if process and process != _ThisProcess.name:
+        if process and process != _PROCESS:
             self.dead.add(process)
         self._show(is_held=True)
         self._ended.clear()

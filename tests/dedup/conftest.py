@@ -14,7 +14,6 @@ import pytest
 
 from gristmill.io.writers import open_jsonl_writer
 from tests.patience import patience
-from tests.warm_process import run_warm
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ALPHABETS = ["abcdefghijklmnoprstuvwyz", "абвгдежзиклмнопрстуфхцчшыэюя", "αβγδεζηθικλμνξοπρστυφχψω"]
@@ -78,7 +77,7 @@ def run() -> Run:
     """Run a command line in the repository; `fails` is the exit code it must end with."""
 
     def run(line: str, fails: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-        ended = run_warm(
+        ended = subprocess.run(
             arguments(line),
             cwd=REPOSITORY,
             env=os.environ | environment,

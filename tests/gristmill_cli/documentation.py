@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.command_server import LATE
 from tests.gristmill_cli.corpus import ROOT
-from tests.warm_process import warm_scripts
 
 DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(DOCS)): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
@@ -30,11 +28,10 @@ def examples(page: str) -> list[str]:
 def shell(script: str, on_one_core: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a block from the project's root in this environment, and stop at its first error.
 
-    `on_one_core`: commands work in their own processes, and start no workers. The command `gristmill` is forked from a
-    server that has its modules imported, unless that makes a difference.
+    `on_one_core`: commands work in their own processes, and start no workers.
     """
-    path = f"{warm_scripts()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", LATE: " ".join(variables), **variables}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script.removeprefix(ENTER)],
         cwd=ROOT,

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,6 @@ from gristmill_cli.documents.duplicates import mark_differences, show_duplicates
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
 from tests.object_store import BUCKET, object_store
-from tests.warm_process import run_warm
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = [f"word{number}" for number in range(60)]
@@ -115,14 +115,14 @@ def test_texts_without_spaces_are_compared_by_characters() -> None:
 
 def test_differences_are_marked_without_colours_where_there_is_no_terminal(out: Path) -> None:
     command = [sys.executable, "-m", "gristmill_cli", "duplicates", str(out), "--show", "1"]
-    done = run_warm(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert "[another]" in done.stdout and "\033" not in done.stdout
 
 
 def test_a_run_in_a_bucket_is_shown_as_one_on_a_disk(out: Path) -> None:
     def shown(folder: str, environment: Mapping[str, str]) -> str:
         command = [sys.executable, "-m", "gristmill_cli", "duplicates", folder]
-        return run_warm(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
 
     with object_store() as store:
         store.upload_tree(out, "out")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -20,7 +21,6 @@ from tests.gristmill_cli.corpus import ROOT, make_corpus, tree
 from tests.gristmill_cli.documentation import commands, shell
 from tests.gristmill_cli.in_process import gristmill
 from tests.patience import patience
-from tests.warm_process import WarmPopen
 
 RECIPE = "words = { min = 20, max = 150 }\n"
 
@@ -54,7 +54,7 @@ def test_three_shards_write_the_bytes_of_one_process(config: RunConfig, tmp_path
     run(alone)
     words = [sys.executable, "-m", "gristmill_cli", "run", "--corpus", str(config.corpus), "--recipe", config.recipe]
     words += ["--out", str(tmp_path / "shards"), "--until", "normalize_text", "--workers", "1"]
-    started = [WarmPopen([*words, "--shard", f"{number}/3"], cwd=ROOT) for number in range(3)]
+    started = [subprocess.Popen([*words, "--shard", f"{number}/3"], cwd=ROOT) for number in range(3)]
     assert [process.wait(patience(120)) for process in started] == [0, 0, 0]
     assert tree(tmp_path / "shards" / "normalized") == tree(alone.out / "normalized")
     table = "normalized.removed.parquet"

@@ -20,7 +20,6 @@ from tests.gristmill_cli.corpus import ROOT, documents, run, run_arguments, tree
 from tests.gristmill_cli.pages import Numbers, check_recorded
 from tests.object_store import Store, object_store
 from tests.patience import patience
-from tests.warm_process import WarmPopen
 
 STAGES = ("normalized", "lines", "decontaminated")
 NOTICE = "All rights are reserved by the miller and his heirs."
@@ -101,7 +100,7 @@ def test_the_report_shows_what_they_took(alone: Path) -> None:
 @pytest.mark.thorough
 def test_three_shards_write_the_same_bytes(folder: Path, alone: Path, tmp_path: Path) -> None:
     command = run_arguments(folder / "corpus", tmp_path / "out", *options(folder))
-    shards = [WarmPopen([*command, "--shard", f"{number}/3"], cwd=ROOT) for number in range(3)]
+    shards = [subprocess.Popen([*command, "--shard", f"{number}/3"], cwd=ROOT) for number in range(3)]
     assert [shard.wait(patience(180)) for shard in shards] == [0, 0, 0]
     assert written(tree(tmp_path / "out")) == written(tree(alone))
 

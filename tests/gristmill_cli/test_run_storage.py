@@ -18,7 +18,6 @@ import pytest
 from tests.gristmill_cli.corpus import ROOT, documents, run, run_arguments, tree, write_records
 from tests.object_faults import Seldom
 from tests.object_store import Store, object_store
-from tests.warm_process import WarmPopen
 
 OPTIONS = ("--max_malformed", "0.05", "--workers", "2")
 SCRATCH_SIZE = 4 << 20  # for one or two tasks at a time
@@ -68,7 +67,7 @@ class Start:
     def __call__(self, out: str, *more: str, corpus: str = "s3://bucket/corpus") -> subprocess.Popen[str]:
         more = (*OPTIONS, "--scratch", str(self.scratch), *more)
         environment = {**os.environ, **self.store.environment, "PYTHONPATH": str(ROOT), "GRISTMILL_LEASE_SECONDS": "1"}
-        return WarmPopen(
+        return subprocess.Popen(
             run_arguments(Path(corpus), Path(out), *more), cwd=self.cwd, env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -225,7 +224,7 @@ def test_a_driver_that_was_stopped_until_another_had_finished_writes_nothing(sto
     def begin(function: str) -> subprocess.Popen[str]:
         words = ("apply", "s3://bucket/corpus", "s3://bucket/applied", function, "--max_malformed", "0.05")
         environment = {**os.environ, **store.environment, "PYTHONPATH": str(ROOT), "GRISTMILL_LEASE_SECONDS": "1"}
-        return WarmPopen(
+        return subprocess.Popen(
             [sys.executable, "-m", "gristmill_cli", *words, "--scratch", str(start.scratch)], cwd=start.cwd,
             env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
         )  # fmt: skip

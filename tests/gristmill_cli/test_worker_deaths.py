@@ -23,7 +23,6 @@ from tests.gristmill_cli.deadly_corpus import (
     run_until_filter,
     write_deadly_corpus,
 )
-from tests.warm_process import WarmPopen
 
 
 @pytest.fixture
@@ -152,7 +151,7 @@ def test_processes_that_share_a_run_survive(folder: Path) -> None:
     processes = []
     for shard in ("1/2", "2/2"):
         command = [*words, "--shard", shard]
-        processes.append(WarmPopen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True))
+        processes.append(subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True))
     said = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     assert any("237 written + 3 failed: a worker process died" in text for text in said)

@@ -22,7 +22,6 @@ from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from preprocessing.shuffle_holdout import pass1, pass2
 from tests.patience import patience
-from tests.warm_process import WarmPopen
 
 ROOT = Path(__file__).resolve().parents[2]
 Records = list[dict[str, Any]]
@@ -93,14 +92,13 @@ def corpus(tmp_path: Path, write: Callable[[Path, Records], Path]) -> Callable[.
 def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """Start a command line, such as start("preprocessing/filter.py", …), outside the repository's folder."""
 
-    def start(*arguments: object, **variables: str) -> subprocess.Popen[str]:
+    def start(*arguments: object, seed: str = "0") -> subprocess.Popen[str]:
         words = list(map(str, arguments))
         if words[0].endswith(".py"):
             words[0] = str(ROOT / words[0])
-        python_path = "" if words[0].endswith(".py") else str(ROOT)
-        return WarmPopen(
+        return subprocess.Popen(
             [sys.executable, *words],
-            env={**os.environ, "PYTHONPATH": python_path, **variables},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": "" if words[0].endswith(".py") else str(ROOT)},
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

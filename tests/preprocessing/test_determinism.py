@@ -43,7 +43,7 @@ def grind(tmp_path: Path, start, digest):
         make(root, backwards)
         for line in stages("in"):
             words = [str(root / word) if word.split("/")[0] in PLACES else word for word in line.split()]
-            process = start(*words, "--workers", workers, PYTHONHASHSEED=seed)
+            process = start(*words, "--workers", workers, seed=seed)
             _, err = process.communicate(timeout=patience(120))
             assert process.returncode == 0, err
         return digest(root)

@@ -118,7 +118,7 @@ def test_a_perfect_model_ranks_noise_wrongly(folder: Path) -> None:
 
 
 def test_bad_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist; wanted a folder with"):
+    with pytest.raises(InputError, match="does not exist; expected a folder with"):
         read_rows(tmp_path)
     _write(tmp_path / MULTI_NODE, [["8", "x"]])
     with pytest.raises(InputError, match="line 2"):

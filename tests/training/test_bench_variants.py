@@ -21,7 +21,7 @@ def test_the_table_has_a_row_per_variant(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_variant_is_an_error(corpus: Path) -> None:
-    with pytest.raises(UsageError, match=r"no variant wds; wanted default, wsd, muon, or --add"):
+    with pytest.raises(UsageError, match=r"no variant wds; expected default, wsd, muon, or --add"):
         bench_variants([corpus / "tokens"], variants=["wds"])
     with pytest.raises(UsageError, match=r"--add 'ema' has no colon"):
         bench_variants([corpus / "tokens"], add=["ema"])

@@ -124,7 +124,7 @@ def test_the_leases_of_a_dead_process_run_out_once(path: Path, monkeypatch: pyte
     for lease in (of_run, of_stage):
         assert lease.acquire()
         die(lease)
-    monkeypatch.setattr("gristmill.storage.lock._ThisProcess.name", "the next one")
+    monkeypatch.setattr("gristmill.storage.lock._PROCESS", "the next one")
     dead = set[str]()
     next_of_run, next_of_stage = Lease(path, dead), Lease(path.with_name("stage"), dead)
     assert wait_for(next_of_run) >= SECONDS
