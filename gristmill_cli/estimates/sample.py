@@ -37,7 +37,7 @@ class RawCost:
         return RawCost(factor * self.core_seconds, factor * self.read)
 
 
-class Reading:
+class ReadingTime:
     """Adds up the processor time of reading documents, and the bytes of their texts."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def write_samples(corpus: Path, config: RunConfig, size: int, folder: Path) -> t
         count = 0
         count_bytes = 0
         read = 0
-        reading = Reading()
+        reading = ReadingTime()
         chosen = of_kind[:: ceil(len(of_kind) / _FILES)]
         for file in chosen:
             left = quota / len(chosen)
@@ -134,9 +134,9 @@ def _is_lines(suffix: str) -> bool:
     return parts.format in LINE_FORMATS and parts.compression in ("", "gz", "zst")
 
 
-def _read_again(path: Path, name: str, text_column: str) -> Reading:
+def _read_again(path: Path, name: str, text_column: str) -> ReadingTime:
     """Return what reading a sample takes."""
-    reading = Reading()
+    reading = ReadingTime()
     file = CorpusFile(path, name, path.stat().st_size, text_column)
     for _ in reading.watch(documents_of(file, Counts({}, []))):
         pass

@@ -154,10 +154,10 @@ def fill_dictionary(
         is_placed = False
         own = entry_hash & bucket_mask
         for bucket in (own, own ^ _ONE):
-            for place in range(VALUE):
-                if number < words and not is_placed and not buckets[bucket, VALUE + place] & NUMBER:
-                    buckets[bucket, place] = key_of_word(low, high)
-                    buckets[bucket, VALUE + place] |= value
+            for column in range(VALUE):
+                if number < words and not is_placed and not buckets[bucket, VALUE + column] & NUMBER:
+                    buckets[bucket, column] = key_of_word(low, high)
+                    buckets[bucket, VALUE + column] |= value
                     is_placed = True
             if not is_placed:
                 has_more = VALUE if bucket == own else VALUE + 1

@@ -15,7 +15,7 @@ from gristmill.io.corpus import Source, list_corpus
 from gristmill.io.documents import DocKey, Document, normal_name
 from gristmill.io.lines import read_lines
 from gristmill_cli.estimate import EstimateConfig, _grown, estimate, main
-from gristmill_cli.estimates.sample import Reading, documents_of, write_samples
+from gristmill_cli.estimates.sample import ReadingTime, documents_of, write_samples
 from gristmill_cli.run_config import Decontaminate, Dedup, Tokenizer
 from gristmill_cli.stages.pipeline import find_stage
 from preprocessing.normalize_text import normalize_text
@@ -124,7 +124,7 @@ def test_what_reading_documents_takes_is_added_up_but_for_the_first(monkeypatch:
             now += seconds
             yield Document("four", DocKey("a", 0), {}, read_bytes=4)
 
-    reading = Reading()
+    reading = ReadingTime()
     for _ in reading.watch(read()):
         now += 1000.0  # what is done with a document is not counted
     assert reading.seconds_a_byte == 1.0
