@@ -17,10 +17,14 @@ from gristmill.storage import objects
 from tests.object_faults import Environment, Fault
 
 BUCKET = "bucket"
+USER_AGENT = "tests"  # of the store's own client
 
 
 class Store:
-    """The running store: `requests` are (verb, path with query); `fault` may answer a request in the store's place."""
+    """The running store: `requests` are (verb, path with query); `fault` may answer a request in the store's place.
+
+    Requests of `client` meet no faults: a test looks into a store that is disturbed for others.
+    """
 
     def __init__(self, application: Any) -> None:
         self.application = application
@@ -31,7 +35,7 @@ class Store:
     def __call__(self, environment: Environment, start_response: Any) -> Iterable[bytes]:
         query = environment["QUERY_STRING"]
         self.requests.append((environment["REQUEST_METHOD"], environment["PATH_INFO"] + (f"?{query}" if query else "")))
-        if self.fault:
+        if self.fault and environment.get("HTTP_USER_AGENT") != USER_AGENT:
             answer = self.fault(self.application, environment, start_response)
             if answer is not None:
                 return answer
@@ -39,9 +43,10 @@ class Store:
 
     @property
     def client(self) -> Any:
-        """A client of this store's bucket, whatever the environment is."""
+        """Return a client of this store's bucket, whatever the environment is."""
         keys = {"access_key_id": "tests", "secret_access_key": "tests", "region": "us-east-1"}
-        return S3Store(BUCKET, endpoint=self.url, client_options={"allow_http": True}, **keys)
+        options = {"allow_http": True, "user_agent": USER_AGENT}
+        return S3Store(BUCKET, endpoint=self.url, client_options=options, **keys)
 
     def make_bucket(self) -> None:
         """Make the bucket."""
