@@ -1,7 +1,6 @@
 """Step: normalise texts to Unicode NFC, so that equal texts have equal bytes."""
 
 import importlib.util
-import io
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +10,8 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import WEB_FORMATS, parse_name
 from gristmill.steps import Batch, DocumentStep, Outcome
 
-_PIECE = 1 << 20  # characters that are normalised together, or a few more
+_LOOKED_AT = 1 << 20  # characters that are looked at together, up to the next ASCII character
+_NORMALISED = 512  # characters that are normalised together, up to the next ASCII character
 _ASCII = re.compile(r"[\x00-\x7f]")
 _STRIDE = 64  # a run of twice as many marks has two of the characters that are looked at
 _DECOMPOSE_TO_MARKS = frozenset("\u0f73\u0f75\u0f81")  # and are of class 0 themselves
@@ -64,18 +64,14 @@ def check_web() -> None:
 
 
 def to_nfc(text: str) -> str:
-    """Return the NFC of a text; of a long one in pieces, as normalising it whole takes up to ten times its memory."""
-    if text.isascii() or (len(text) <= _PIECE and unicodedata.is_normalized("NFC", text)):
+    """Return the NFC of a text.
+
+    A text that is not normalised is normalised in small pieces: those that are stay as they are after one look, which
+    most do. The others take ten times as long, and up to ten times their memory.
+    """
+    if text.isascii() or all(unicodedata.is_normalized("NFC", piece) for piece in _pieces(text, _LOOKED_AT)):
         return text
-    text = sort_marks(text)
-    if len(text) <= _PIECE:
-        return unicodedata.normalize("NFC", text)
-    if all(unicodedata.is_normalized("NFC", piece) for piece in _pieces(text)):
-        return text
-    written = io.StringIO()
-    for piece in _pieces(text):
-        written.write(unicodedata.normalize("NFC", piece))
-    return written.getvalue()
+    return "".join([unicodedata.normalize("NFC", piece) for piece in _pieces(sort_marks(text), _NORMALISED)])
 
 
 def sort_marks(text: str) -> str:
@@ -107,11 +103,11 @@ def _is_mark(c: str) -> bool:
     return unicodedata.combining(c) != 0 or c in _DECOMPOSE_TO_MARKS
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """Cut a text before ASCII characters, which never combine with what is before them."""
+def _pieces(text: str, characters: int) -> Iterator[str]:
+    """Cut a text before ASCII characters, which never combine with what is before them, each `characters` or later."""
     start = 0
     while start < len(text):
-        cut = _ASCII.search(text, start + _PIECE)
+        cut = _ASCII.search(text, start + characters)
         end = cut.start() if cut else len(text)
         yield text[start:end]
         start = end
