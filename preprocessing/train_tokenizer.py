@@ -14,7 +14,6 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import msgspec
 import numpy as np
-import sentencepiece
 
 from gristmill.budget import worker_share
 from gristmill.command import command
@@ -34,7 +33,6 @@ from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
-from gristmill.io.lines import split_lines
 from gristmill.io.readers import Slice, read_chosen, read_documents
 from gristmill.io.tokenizer_file import QWEN2, require_tokenizers
 from gristmill.io.writers import Rejects
@@ -45,6 +43,7 @@ from preprocessing.mixing.decided_corpus import GroupDecisions, find_decisions, 
 from preprocessing.mixing.mix_manifest import mix_manifest_path
 from preprocessing.mixing.sampling import check_seed, random_number, random_numbers
 from preprocessing.mixing.shuffle_buckets import LineBuffer
+from preprocessing.tokenizer.training import END_OF_TEXT, MAX_SENTENCE_BYTES, train_byte_bpe, train_sentencepiece
 
 ModelType = Literal["bpe", "unigram", "byte-bpe"]
 MAX_VOCAB_SIZE = 1 << 20
@@ -53,16 +52,10 @@ STAGE = Stage("train_tokenizer", version=1, libraries=("sentencepiece",))
 SAMPLED = "sampled"
 NOT_SAMPLED = "not sampled"
 _BASE_PIECES = 256 + 3  # bytes; unknown, begin and end of sentence
-END_OF_TEXT = "<|endoftext|>"  # of byte-level BPE: its only special token
-# SentencePiece's errors, with the least and the greatest possible number of pieces
-_TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
-_TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")
-MAX_SENTENCE_BYTES = 4096  # longer lines are split
 _SENTENCE = re.compile(rf"[^\t\r\n\0]{{1,{MAX_SENTENCE_BYTES // 4}}}")  # characters have up to 4 bytes
 _INDEX_BITS = 32  # of a document among those that were ever in the sample
 _FIELDS = 4  # of a document: source, bytes of its text, where its sentences begin and end in the buffer
 _COPIED = 1 << 20  # bytes at a time
-_THREADS = 4  # fixed, as the trainer's floating-point sums and so the model depend on it
 
 
 def train_tokenizer(
@@ -350,71 +343,9 @@ def train_model(samples: FileSet, model: Path, vocab_size: int, model_type: str,
     with atomic_write(model) as temporary:
         arguments = {"paths": samples.paths, "model": temporary, "vocab_size": vocab_size, "exact": exact}
         if model_type == "byte-bpe":
-            call_apart(_train_byte_bpe, **arguments)
+            call_apart(train_byte_bpe, words=QWEN2, **arguments)
         else:
-            call_apart(_train_sentencepiece, model_type=model_type, **arguments)
-
-
-def _train_sentencepiece(paths: tuple[Path, ...], model: Path, vocab_size: int, model_type: str, exact: bool) -> None:
-    try:
-        with model.open("wb") as file:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(line.decode() for line in _read_lines(paths)), model_writer=file,
-                vocab_size=vocab_size, model_type=model_type,
-                hard_vocab_limit=exact, byte_fallback=True, split_digits=True, normalization_rule_name="identity",
-                remove_extra_whitespaces=False, add_dummy_prefix=False, allow_whitespace_only_pieces=True,
-                unk_id=0, bos_id=1, eos_id=2, pad_id=-1,
-                max_sentence_length=MAX_SENTENCE_BYTES, num_threads=_THREADS, minloglevel=2,
-            )  # fmt: skip
-    except (RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise  # the disk's, not SentencePiece's
-        raise UsageError(_advice(vocab_size, str(error))) from error
-
-
-def _train_byte_bpe(paths: tuple[Path, ...], model: Path, vocab_size: int, exact: bool) -> None:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    words = pre_tokenizers.Split(Regex(QWEN2), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator((msgspec.json.decode(line, type=str) for line in _read_lines(paths)), trainer)
-    reached = tokenizer.get_vocab_size()
-    if exact and reached < vocab_size:
-        raise UsageError(_too_large(vocab_size, reached))
-    model.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-
-
-def _read_lines(paths: tuple[Path, ...]) -> Iterator[bytes]:
-    for path in paths:
-        with path.open("rb") as file:
-            yield from filter(None, split_lines(iter(lambda: file.read(1 << 20), b"")))
-
-
-def _advice(vocab_size: int, message: str) -> str:
-    """Return the message for users of an error of SentencePiece's trainer, with the number of pieces to ask for."""
-    if match := _TOO_SMALL.search(message):
-        return (
-            f"--vocab_size {vocab_size} is too small: the characters of this sample, the bytes and the controls alone "
-            f"are {match[1]} pieces: give --vocab_size {match[1]} or more"
-        )
-    if match := _TOO_LARGE.search(message):
-        return _too_large(vocab_size, int(match[1]))
-    return f"SentencePiece cannot make {vocab_size} pieces of this sample: {message.strip().rsplit('] ', 1)[-1]}"
-
-
-def _too_large(vocab_size: int, pieces: int) -> str:
-    return (
-        f"--vocab_size {vocab_size} is too large: this sample has {pieces} different pieces: give --vocab_size "
-        f"{pieces} or less, --exact false for as many as there are, or more text"
-    )
+            call_apart(train_sentencepiece, model_type=model_type, **arguments)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""SentencePiece encoding, compiled: the ids that SentencePiece gives, many times as fast."""
+"""Training of tokenizers, and SentencePiece encoding, compiled: its own ids, many times as fast."""
