@@ -24,6 +24,7 @@ from typing import Any, TypeVar, get_type_hints
 import tyro
 
 from gristmill.arguments import check_words, option_name, parse, suggestion
+from gristmill.engine.execution.without_pandas import leave_pandas_out
 from gristmill.engine.options import RunOptions
 from gristmill.errors import LIMIT_HINTS, FinishedElsewhere, GristmillError, UsageError, require
 from gristmill.paths import spell_urls, unknown_scheme_in
@@ -62,10 +63,13 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
     def call() -> Any:
         check_words(words, kinds)
         spelt = _spell_flags(options, words, positional, prog)
-        return parse(parser, spelt, prog, _MARKERS, positional=positional)()
+        parsed = parse(parser, spelt, prog, _MARKERS, positional=positional)
+        if is_stage:
+            leave_pandas_out()
+        return parsed()
 
-    resumes = any(RunOptions in get_type_hints(function).values() for function in chosen)
-    sys.exit(run_with_exit_code(call, resumes))
+    is_stage = any(RunOptions in get_type_hints(function).values() for function in chosen)
+    sys.exit(run_with_exit_code(call, resumes=is_stage))
 
 
 def run_with_exit_code(action: Callable[[], Any], resumes: bool = True) -> int:

@@ -15,6 +15,7 @@ from gristmill.config import load_config
 from gristmill.console import wide_console
 from gristmill.counts import HELD_OUT
 from gristmill.engine.execution.context import open_execution_context
+from gristmill.engine.execution.without_pandas import leave_pandas_out
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.files import RUN_FILE, STATE_DIR
@@ -203,6 +204,7 @@ def run_and_print(config: RunConfig) -> Funnel | None:
         print_warning(line)
         said.append(line)
 
+    leave_pandas_out()
     funnel = run(config, warn, looks_at_records=True)
     if funnel is not None:
         console = wide_console()
