@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from gristmill.steps import Batch
 from gristmill_cli.run import run
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
+from preprocessing import user_code
 from preprocessing.steps.user_function import StepOptions, UserFunction
 from tests.gristmill_cli.corpus import ROOT
 from tests.gristmill_cli.documentation import PAGES, commands, examples
+from tests.gristmill_cli.in_process import gristmill
 
 PAGE = "guides/add-a-filter.md"
 GOOD = "This text is long enough to be kept by both rules, as it has many words in it."
@@ -30,8 +33,8 @@ SIGNS = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 words at the end"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the page's files, and a corpus of a text of each kind."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the page's files, and a corpus of a text of each kind; it is the working folder."""
     (tmp_path / "corpus/web").mkdir(parents=True)
     records = [{"text": text, "id": name} for name, text in (("a", SHORT), ("b", GOOD), ("c", SIGNS))]
     lines = "".join(json.dumps(record) + "\n" for record in records)
@@ -41,7 +44,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pipeline.toml").write_text(toml)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+    monkeypatch.setattr(user_code, "_hashes", {})
+    yield tmp_path
+    for file in tmp_path.glob("*.py"):
+        sys.modules.pop(file.stem, None)
 
 
 def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -104,7 +110,7 @@ def test_fields_and_rewrites(folder: Path) -> None:
         "corpus = 'corpus'\nout = 'out'\n[filter]\nthreshold = 1\n"
         "[[steps]]\nkeep = 'more_rules:own'\nfields = ['id']\n[[steps]]\nrewrite = 'more_rules:loud'\n"
     )
-    done = run_in(folder, "gristmill", "run", "pipeline.toml", "--until", "filter", "--alarms.source_loss", "0")
+    done = gristmill("run", "pipeline.toml", "--until", "filter", "--alarms.source_loss", "0")
     assert "normalize_text: 3 read = 2 written + 1 own" in done.stderr, done.stderr
     assert [document.text for document in read_corpus(folder / "out/normalized")] == [SHORT.upper(), SIGNS.upper()]
 
@@ -120,7 +126,7 @@ def test_fields_and_rewrites(folder: Path) -> None:
 def test_a_faulty_function_is_named_with_file_and_line(folder: Path, function: str, said: str) -> None:
     (folder / "my_bad.py").write_text(f"def f(texts):\n    {function}\n")
     (folder / "pipeline.toml").write_text("corpus = 'corpus'\nout = 'out'\n[[steps]]\nkeep = 'my_bad:f'\n")
-    done = run_in(folder, "gristmill", "run", "pipeline.toml", "--until", "filter")
+    done = gristmill("run", "pipeline.toml", "--until", "filter")
     assert done.returncode == 2
     assert re.search(said, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
@@ -164,12 +170,12 @@ def test_a_document_on_which_a_function_fails_is_set_aside(folder: Path) -> None
     (folder / "pipeline.toml").write_text(
         "corpus = 'corpus'\nout = 'out'\n[filter]\nthreshold = 1\n[[steps]]\nscore = 'poisoned:f'\n"
     )
-    command = ["gristmill", "run", "pipeline.toml", "--until", "filter", "--alarms.source_loss", "0"]
-    ended = run_in(folder, *command)
+    command = ["run", "pipeline.toml", "--until", "filter", "--alarms.source_loss", "0"]
+    ended = gristmill(*command)
     assert ended.returncode == 2
     assert "failed on 1 of 3 documents, more than --max_failed 0.00% allows: step 'f' failed at " in ended.stderr
     assert "a.jsonl line 2: ZeroDivisionError" in ended.stderr
-    passed = run_in(folder, *command, "--max_failed", "0.5", "--explain_tasks")
+    passed = gristmill(*command, "--max_failed", "0.5", "--explain_tasks")
     assert passed.returncode == 0, passed.stderr
     assert "normalize_text: 3 read = 2 written + 1 failed: f" in passed.stderr
     assert "prepare" not in passed.stderr.partition("normalize_text: 3 read")[0]
@@ -183,7 +189,7 @@ def test_a_function_that_fails_on_most_documents_ends_the_run_at_once(folder: Pa
     (folder / "corpus/web/a.jsonl").write_text("\n".join(lines))
     (folder / "wrong.py").write_text("def f(texts):\n    return [text.words for text in texts]\n")
     (folder / "pipeline.toml").write_text("corpus = 'corpus'\nout = 'out'\n[[steps]]\nkeep = 'wrong:f'\n")
-    done = run_in(folder, "gristmill", "run", "pipeline.toml", "--until", "filter", "--max_failed", "0.9")
+    done = gristmill("run", "pipeline.toml", "--until", "filter", "--max_failed", "0.9")
     assert done.returncode == 2
     assert re.search(r"step 'f' failed at .*a\.jsonl line 1: AttributeError", done.stderr), done.stderr
 

@@ -21,6 +21,7 @@ from gristmill_cli.funnel import show_funnel
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Mix, RunConfig, Tokenizer
 from tests.gristmill_cli.corpus import write_records
+from tests.gristmill_cli.in_process import gristmill
 
 
 def test_the_numbers_are_those_of_the_records(finished: tuple[Path, Path, str], tmp_path: Path) -> None:
@@ -124,6 +125,7 @@ class Uploads(BaseHTTPRequestHandler):
 
 
 def push(out: Path, target: str, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: huggingface_hub reads the environment as it is imported."""
     command = [sys.executable, "-m", "gristmill_cli", "push", str(out), target, *more]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
@@ -132,7 +134,7 @@ def test_a_push_uploads_the_tokens_and_the_card(finished: tuple[Path, Path, str]
     out = tmp_path / "out"
     shutil.copytree(finished[1], out)
     target = "hf://datasets/org/grain"
-    missing = push(out, target, "--dry_run", "true")
+    missing = gristmill("push", out, target, "--dry_run", "true")
     assert missing.returncode == 2 and "write it first: gristmill card" in missing.stderr
     card(out)
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Uploads)
@@ -162,5 +164,5 @@ def test_a_push_uploads_the_tokens_and_the_card(finished: tuple[Path, Path, str]
     gone = push(out, target, **there)
     assert gone.returncode == 1 and "cannot be reached" in gone.stderr and "Traceback" not in gone.stderr
     for wrong in ("hf://datasets/grain", "s3://bucket/grain", "hf://datasets/org/grain/folder", "grain"):
-        refused = push(out, wrong)
+        refused = gristmill("push", out, wrong)
         assert refused.returncode == 2 and "expected hf://datasets/ORG/NAME" in refused.stderr
