@@ -5,9 +5,12 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from queue import Queue
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
@@ -19,9 +22,11 @@ import pytest
 from gristmill.counts import Counts
 from gristmill_cli.browse.marks import KeepMarks
 from gristmill_cli.browse.pages import Pages
+from gristmill_cli.browse.serve import browse
 from gristmill_cli.browse.tables import RunTables
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Decontaminate, Filter, Mix, RunConfig, Tokenizer
+from tests.gristmill_cli.in_process import gristmill
 from tests.gristmill_cli.pages import Numbers, driven_browser, dumped, in_a_browser, with_a_mouse
 from tests.gristmill_cli.test_report import HOSTILE, write_clusters
 from tests.object_store import BUCKET, object_store
@@ -51,10 +56,36 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return config
 
 
+class _Server(ThreadingHTTPServer):
+    """A server that ends soon after it is told to, and is put into the queue `started` as it begins."""
+
+    started: Queue["_Server"]
+
+    def serve_forever(self, poll_interval: float = 0.01) -> None:
+        self.started.put(self)
+        super().serve_forever(poll_interval)
+
+
 @contextmanager
-def served(out: Path, *more: str) -> Iterator[str]:
-    """The address of a server that browses a run."""
-    command = [sys.executable, "-m", "gristmill_cli", "browse", str(out), "--port", "0", *more]
+def served(out: Path, keep_list: Path | None = None) -> Iterator[str]:
+    """The address of a server that browses a run, in a thread of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Server, "started", Queue[_Server](), raising=False)
+        patch.setattr("gristmill_cli.browse.serve.ThreadingHTTPServer", _Server)
+        thread = threading.Thread(target=browse, args=(out, 0, keep_list))
+        thread.start()
+        server = _Server.started.get(timeout=patience(60))
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def served_by_a_command(out: Path) -> Iterator[str]:
+    """The address of a server that browses a run, as the command prints it."""
+    command = [sys.executable, "-m", "gristmill_cli", "browse", str(out), "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -133,13 +164,13 @@ def test_marks_are_a_list_that_a_run_takes_back(config: RunConfig, tmp_path: Pat
     listed, before = tmp_path / "list.txt", {path: path.stat().st_mtime_ns for path in config.out.rglob("*")}
     by_text = f"gone sha256:{32 * '0'} by request\n"
     listed.write_text(by_text)
-    with served(config.out, "--keep_list", str(listed)) as server:
+    with served(config.out, listed) as server:
         assert mark(server, "b&<i>/a.jsonl@30", "keep") == f"{server}duplicates"
         for key, word in (("b&<i>/a.jsonl@2", "drop"), ("b&<i>/a.jsonl@3", "drop"), ("b&<i>/a.jsonl@3", "")):
             mark(server, key, word)
         content = f"{by_text}drop b&<i>/a.jsonl@2\nkeep b&<i>/a.jsonl@30\n"
         assert read(f"{server}keep_list.txt") == content == listed.read_text()
-    with served(config.out, "--keep_list", str(listed)) as server:
+    with served(config.out, listed) as server:
         assert "2 marked: the list" in Numbers(read(server)).text
         assert re.search(r'value="keep" disabled', read(f"{server}document?key=b%26%3Ci%3E/a.jsonl@30&of=clusters"))
     assert {path: path.stat().st_mtime_ns for path in config.out.rglob("*")} == before
@@ -160,7 +191,7 @@ def test_a_mark_leads_to_no_other_site(config: RunConfig, back: str) -> None:
 
 
 def test_only_pages_of_the_server_may_ask(config: RunConfig) -> None:
-    with served(config.out) as server:
+    with served_by_a_command(config.out) as server:
         port = int(server.rstrip("/").rpartition(":")[2])
         for ask in (
             lambda: read(server, Host="example.com"),
@@ -177,10 +208,7 @@ def test_only_pages_of_the_server_may_ask(config: RunConfig) -> None:
         if not outside.startswith("127."):
             with pytest.raises(OSError), socket.create_connection((outside, port), 2):
                 pass
-        taken = subprocess.run(
-            [sys.executable, "-m", "gristmill_cli", "browse", str(config.out), "--port", str(port)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        taken = gristmill("browse", config.out, "--port", port)
         assert taken.returncode == 2 and "expected a port that is free" in taken.stderr
 
 
@@ -190,9 +218,7 @@ def test_a_folder_of_no_run_and_a_damaged_table(tmp_path: Path, name: str, said:
     if name != "run.json":
         (tmp_path / "run.json").write_text('{"corpus": "corpus", "dedup": {}}')
         (tmp_path / name).write_text("no table")
-    done = subprocess.run(
-        [sys.executable, "-m", "gristmill_cli", "browse", str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    done = gristmill("browse", tmp_path)
     assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
 
 
@@ -234,7 +260,7 @@ def test_chromium_shows_100_000_clusters(config: RunConfig, tmp_path: Path) -> N
 @with_a_mouse
 def test_clicks_search_open_and_mark(config: RunConfig, tmp_path: Path) -> None:
     listed = tmp_path / "list.txt"
-    with served(config.out, "--keep_list", str(listed)) as server, driven_browser() as browser:
+    with served(config.out, listed) as server, driven_browser() as browser:
         browser.open(server)
         browser.click('a[href="/duplicates"]')
         assert browser.shows("1 to 20 of 25")
