@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import zstandard
 
+from tests.gristmill_cli.in_process import gristmill
+
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = (ROOT / "tests" / "gristmill_cli" / "words.txt").read_text(encoding="utf-8").split()
 
@@ -77,3 +79,8 @@ def run(corpus: Path, out: Path, *more: str, **environment: str) -> subprocess.C
         run_arguments(corpus, out, *more), cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
+
+
+def run_in_process(corpus: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """`gristmill run` in this process, which has all modules and a fork server."""
+    return gristmill(*run_arguments(corpus, out, *more)[3:])

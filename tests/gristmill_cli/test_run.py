@@ -32,7 +32,7 @@ from gristmill_cli.run_records import remove_record
 from gristmill_cli.stages.pipeline import plan_stages
 from preprocessing import document_pass
 from preprocessing.mixing import decisions
-from tests.gristmill_cli.corpus import make_corpus, run, run_arguments, tree, write_records
+from tests.gristmill_cli.corpus import make_corpus, run, run_arguments, run_in_process, tree, write_records
 from tests.patience import patience
 from tests.verify_shards import verify_shards
 
@@ -61,7 +61,7 @@ def test_resumes_after_kills_in_its_stages(finished, tmp_path):
     stages = STAGES[::2]  # each start takes seconds, and the engine resumes all stages alike
     hit = [stage for stage in stages if killed_in(stage, finished[0], tmp_path / "out")]
     assert len(hit) >= 3, f"of {len(stages)} kills, only those in {', '.join(hit)} came before the stage had ended"
-    last = run(finished[0], tmp_path / "out", "--workers", "2")
+    last = run_in_process(finished[0], tmp_path / "out", "--workers", "2")
     assert last.returncode == 0, last.stderr
     assert tree(finished[1]) == tree(tmp_path / "out")  # and so no partial file is left
 
@@ -106,8 +106,8 @@ def test_only_stages_that_depend_on_a_change_are_redone(finished, tmp_path):
     shutil.copytree(finished[0], tmp_path / "corpus")
     shutil.copytree(finished[1], tmp_path / "out")
     (tmp_path / "out" / "run.json").unlink()
-    first = run(tmp_path / "corpus", tmp_path / "out")  # other paths: everything is redone
-    again = run(tmp_path / "corpus", tmp_path / "out", "--mix.weights", "book", "2.5")
+    first = run_in_process(tmp_path / "corpus", tmp_path / "out")  # other paths: everything is redone
+    again = run_in_process(tmp_path / "corpus", tmp_path / "out", "--mix.weights", "book", "2.5")
     assert first.returncode == again.returncode == 0, again.stderr
     redone = {line.partition(":")[0] for line in again.stderr.splitlines() if "nothing to do" not in line}
     assert redone - {"note"} == {"mix", "pass1", "pass2", "dedup_train", "train_tokenizer", "encode"}
@@ -211,7 +211,7 @@ def test_a_document_lost_within_a_stage_fails_it(finished, tmp_path, monkeypatch
 
 
 def test_another_corpus_into_the_same_folder_is_refused(finished, tmp_path):
-    done = run(make_corpus(tmp_path / "other"), finished[1])
+    done = run_in_process(make_corpus(tmp_path / "other"), finished[1])
     assert done.returncode == 1 and "holds a run of the corpus" in done.stderr
 
 

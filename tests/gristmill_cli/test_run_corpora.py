@@ -2,14 +2,14 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import msgspec
 
 from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_lines
-from tests.gristmill_cli.corpus import ROOT, documents, run, run_arguments, write_records
+from tests.gristmill_cli.corpus import documents, run_arguments, run_in_process, write_records
+from tests.gristmill_cli.in_process import gristmill
 
 
 def test_a_column_of_another_name_and_more_formats_are_read_and_the_rest_is_named(tmp_path):
@@ -21,7 +21,7 @@ def test_a_column_of_another_name_and_more_formats_are_read_and_the_rest_is_name
         make(corpus / "notes" / f"{number}.txt").write_text(document["text"])
     make(corpus / book / "README.md").write_text("not a document")
     options = ["--text_column", "content", "--normalize.read_also", "csv", "txt", "--mix.holdout", "0.1"]
-    done = run(corpus, tmp_path / "out", *options)
+    done = run_in_process(corpus, tmp_path / "out", *options)
     assert done.returncode == 0, done.stderr
     assert "not read" in done.stdout and "files not read: 1 .md" in done.stderr, done.stderr
     assert b"not read: .md" in (tmp_path / "out/normalized/.gristmill/normalize_text.ledger").read_bytes()
@@ -49,8 +49,8 @@ def test_a_moved_corpus_and_a_moved_folder_are_still_done(finished, tmp_path):
     record.write_text(record.read_text().replace(str(finished[0]), str(tmp_path / "corpus")))
     for damaged in ("damaged", '{"apply": 5}'):
         record.write_text(damaged)
-        assert run(tmp_path / "moved", tmp_path / "out", "--dry_run").returncode == 0
-    done = run(tmp_path / "moved", tmp_path / "out", "--workers", "1")
+        assert run_in_process(tmp_path / "moved", tmp_path / "out", "--dry_run").returncode == 0
+    done = run_in_process(tmp_path / "moved", tmp_path / "out", "--workers", "1")
     assert done.returncode == 0 and done.stderr.count("done already") >= 10, done.stderr
 
 
@@ -64,14 +64,14 @@ def test_sources_that_differ_in_format_and_text_field_are_one_corpus(tmp_path):
     for number, text in enumerate(texts["notes"]):
         make(corpus / "notes" / f"{number:02}.txt").write_text(text)
     (corpus / "unused").mkdir()
-    named = run(corpus, tmp_path / "out", "--dry_run")
+    named = run_in_process(corpus, tmp_path / "out", "--dry_run")
     assert "note: 60 .txt files of 'notes' not read" in named.stderr and "read_also txt reads them" in named.stderr
     config.write_text(
         '[sources.book]\ncolumn = "content"\n[sources.code]\npath = "raw"\ncolumn = "meta.text"\n'
         '[sources.news]\ntemplate = "{title}\\n\\n{body}"\nweight = 2\n[sources.notes]\nformat = "txt"\n'
     )
     options = ["--config", str(config), "--mix.holdout", "0.1"]
-    done = run(corpus, tmp_path / "out", *options)
+    done = run_in_process(corpus, tmp_path / "out", *options)
     assert done.returncode == 0, done.stderr
     counted = msgspec.json.decode((tmp_path / "out" / "funnel.json").read_bytes())["went"]
     assert {name: counted[name]["read"]["documents"] for name in counted} == dict.fromkeys(texts, 60)
@@ -79,14 +79,14 @@ def test_sources_that_differ_in_format_and_text_field_are_one_corpus(tmp_path):
     for name in texts:
         written = {json.loads(line)["text"] for line in lines_of(tmp_path / "out", name)}
         assert written and written <= {f"News\n\n{text}" if name == "news" else text for text in texts[name]}
-    again = run(corpus, tmp_path / "out", *options)
+    again = run_in_process(corpus, tmp_path / "out", *options)
     assert again.returncode == 0 and again.stderr.count("done already") >= 10, again.stderr
     config.write_text("[sources.book]\ncolum = 'content'\n")
-    refused = run(corpus, tmp_path / "other", *options)
+    refused = run_in_process(corpus, tmp_path / "other", *options)
     assert refused.returncode == 2 and "sources" in refused.stderr and "did you mean column?" in refused.stderr, (
         refused.stderr
     )
     estimated = ["estimate" if word == "run" else word for word in run_arguments(corpus, tmp_path / "new", *options)]
     config.write_text("[sources.book]\ncolumn = 'content'\n[sources.code]\npath = 'raw'\n")
-    done = subprocess.run([*estimated, "--sample", "100kB"], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = gristmill(*estimated[3:], "--sample", "100kB")
     assert done.returncode == 0 and "would refuse this corpus. normalize_text: 60 of 120 records" in done.stderr, done

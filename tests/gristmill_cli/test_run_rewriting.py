@@ -16,7 +16,7 @@ import pytest
 
 from gristmill.io.readers import read_corpus
 from gristmill_cli.report.write import report
-from tests.gristmill_cli.corpus import ROOT, documents, run, run_arguments, tree, write_records
+from tests.gristmill_cli.corpus import ROOT, documents, run, run_arguments, run_in_process, tree, write_records
 from tests.gristmill_cli.pages import Numbers, check_recorded
 from tests.object_store import Store, object_store
 from tests.patience import patience
@@ -57,7 +57,7 @@ def options(folder: Path, quiz: str = "") -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Path:
-    done = run(folder / "corpus", folder / "out", *options(folder))
+    done = run_in_process(folder / "corpus", folder / "out", *options(folder))
     assert done.returncode == 0, done.stderr
     assert "quiz/q: 5 of 5 items found" in done.stderr
     return folder / "out"

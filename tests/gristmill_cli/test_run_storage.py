@@ -15,7 +15,15 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from tests.gristmill_cli.corpus import ROOT, documents, run, run_arguments, tree, write_records
+from tests.gristmill_cli.corpus import (
+    ROOT,
+    documents,
+    run,
+    run_arguments,
+    run_in_process,
+    tree,
+    write_records,
+)
 from tests.object_faults import Seldom
 from tests.object_store import Store, object_store
 
@@ -43,7 +51,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Local:
     damaged = folder / "corpus/web/damaged.jsonl.gz"
     write_records(damaged, list(documents("damaged", 2)))
     damaged.write_bytes(damaged.read_bytes()[:-9])
-    done = run(folder / "corpus", folder / "out", *OPTIONS)
+    done = run_in_process(folder / "corpus", folder / "out", *OPTIONS)
     assert done.returncode == 0, done.stderr
     return Local(folder / "corpus", folder / "out")
 
