@@ -3,8 +3,6 @@
 import sys
 from importlib.abc import MetaPathFinder
 
-import pyarrow
-
 
 class _NoPandas(MetaPathFinder):
     """Finds no pandas, and leaves all else to others."""
@@ -22,6 +20,8 @@ def leave_pandas_out() -> None:
     """
     if "pandas" in sys.modules:
         return
+    import pyarrow  # here: commands without stages need none, and have this module
+
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:

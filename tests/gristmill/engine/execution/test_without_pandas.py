@@ -13,10 +13,11 @@ from gristmill_cli.run_config import RunConfig
 
 SCRIPT = """
 import sys
-from pathlib import Path
-import pyarrow
+import gristmill.command
 from gristmill.engine.execution.without_pandas import leave_pandas_out
+print("pyarrow" in sys.modules)
 leave_pandas_out()
+import pyarrow
 table = pyarrow.table({"number": [1, None], "text": ["a", "b"]})
 print("pandas" in sys.modules)
 print(table.to_pandas()["text"].tolist())
@@ -35,7 +36,7 @@ def left_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_pyarrow_converts_values_without_pandas() -> None:
     pytest.importorskip("pandas")
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n['a', 'b']\n"
+    assert done.stdout == "False\nFalse\n['a', 'b']\n"  # commands without stages start without pyarrow, too
 
 
 def stage(options: RunOptions = RunOptions()) -> None:
