@@ -2,10 +2,7 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +14,7 @@ from gristmill.errors import UsageError
 from gristmill_cli.documents.duplicates import mark_differences, show_duplicates
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
+from tests.gristmill_cli.in_process import gristmill
 from tests.object_store import BUCKET, object_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,19 +112,15 @@ def test_texts_without_spaces_are_compared_by_characters() -> None:
 
 
 def test_differences_are_marked_without_colours_where_there_is_no_terminal(out: Path) -> None:
-    command = [sys.executable, "-m", "gristmill_cli", "duplicates", str(out), "--show", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = gristmill("duplicates", out, "--show", 1)
     assert "[another]" in done.stdout and "\033" not in done.stdout
 
 
 def test_a_run_in_a_bucket_is_shown_as_one_on_a_disk(out: Path) -> None:
-    def shown(folder: str, environment: Mapping[str, str]) -> str:
-        command = [sys.executable, "-m", "gristmill_cli", "duplicates", folder]
-        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
-
     with object_store() as store:
         store.upload_tree(out, "out")
-        assert shown(f"s3://{BUCKET}/out", os.environ | store.environment) == shown(str(out), os.environ)
+        there = gristmill("duplicates", f"s3://{BUCKET}/out", **store.environment)
+    assert there.returncode == 0 and there.stdout == gristmill("duplicates", out).stdout, there.stderr
 
 
 def test_a_row_of_the_users_file_is_that_of_its_document(tmp_path: Path) -> None:

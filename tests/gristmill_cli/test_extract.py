@@ -1,7 +1,5 @@
 """All text of pages, menus included, wherever extraction is chosen: a command, a run, a source, a function."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from preprocessing.normalize_text import normalize_text
 from preprocessing.prepare import prepare
 from preprocessing.steps.normalise import Normalise
 from tests.gristmill.io.test_web_archives import LONG, page, response
+from tests.gristmill_cli.in_process import gristmill
 
 MENU_TEXT = "  • Home\n  • All our products\n\n"
 OPTIONS = RunOptions(workers=1, quiet=True)
@@ -33,8 +32,8 @@ def texts(folder: Path) -> dict[str, str]:
     return {document.source: document.text for document in read_corpus(folder)}
 
 
-def gristmill(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "gristmill_cli", *words], capture_output=True, text=True, check=False)
+def do(*words: str) -> None:
+    done = gristmill(*words)
     assert done.returncode == 0, done.stderr
 
 
@@ -47,15 +46,15 @@ def run_options(corpus: Path, *more: str) -> list[str]:
 def test_the_command_and_a_run_take_the_text_that_is_asked_for(corpus: Path, tmp_path: Path, extract: str) -> None:
     expected = MENU_TEXT * (extract == "all") + LONG
     words = ["normalize", "--data_dir", str(corpus), "--target_dir", str(tmp_path / "norm"), "--workers", "1"]
-    gristmill(*words, "--read_also", "html", "--extract", extract)
+    do(*words, "--read_also", "html", "--extract", extract)
     assert texts(tmp_path / "norm") == {"web": expected, "pages": expected}
-    gristmill(*run_options(corpus, "--normalize.read_also", "html", "--normalize.extract", extract))
+    do(*run_options(corpus, "--normalize.read_also", "html", "--normalize.extract", extract))
     assert texts(tmp_path / "out/normalized") == {"web": expected, "pages": expected}
 
 
 def test_each_source_chooses_for_itself(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('[sources.web]\nextract = "all"\n[sources.pages]\nformat = "html"\n')
-    gristmill(*run_options(corpus, "--config", str(tmp_path / "run.toml")))
+    do(*run_options(corpus, "--config", str(tmp_path / "run.toml")))
     expected = {"web": MENU_TEXT + LONG, "pages": LONG}
     assert texts(tmp_path / "out/normalized") == expected
     sources = {"web": Source(extract="all"), "pages": Source(format="html")}

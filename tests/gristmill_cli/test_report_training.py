@@ -4,8 +4,6 @@ import gzip
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from gristmill_cli.report.write import report
 from gristmill_planner.hardware import Cluster, find_device
 from gristmill_planner.memory import RankMemory
 from gristmill_planner.planned_run import PlannedRun
+from tests.gristmill_cli.in_process import gristmill
 from tests.gristmill_cli.pages import Numbers, check_recorded, dumped, in_a_browser
 from training.experimental.parallel_config import ParallelConfig
 from training.model.model_config import ModelConfig
@@ -121,8 +120,7 @@ def test_a_sparse_model_s_experts_are_drawn(model: Path) -> None:
 def test_several_runs_are_in_one_picture(model: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", 30, 0.5, asked=60)
     page = tmp_path / "two.html"
-    command = [sys.executable, "-m", "gristmill_cli", "report", str(model), str(other), "--out", str(page)]
-    subprocess.run(command, check=True, capture_output=True)
+    assert gristmill("report", model, other, "--out", page).returncode == 0
     named, found = check_recorded(tmp_path, page.read_text()), Numbers(page.read_text())
     assert {"model/metrics.jsonl#/step/1000/loss", "other/metrics.jsonl#/step/30/loss"} <= named
     first = page.read_text().partition("<svg")[2].partition("</svg>")[0]

@@ -14,6 +14,7 @@ from gristmill.config import load_config
 from gristmill_cli.recipes.command import DATA, TRAINING, RunRecipe
 from gristmill_cli.run_config import RunConfig
 from tests.gristmill_cli.corpus import WORDS, make_corpus
+from tests.gristmill_cli.in_process import gristmill
 from tests.preprocessing.chats import make_tokenizer
 from tests.training.hf_models import build_theirs
 from training.config import TrainConfig
@@ -30,11 +31,6 @@ SHORT = shlex.split(
 )
 SMALL = shlex.split("--model.layers 2 --model.width 64 --model.heads 2 --model.kv_heads 1 --model.ffn_width 64")
 NEW_TOKENIZER = shlex.split("--tokenizer.vocab_size 420 --tokenizer.exact false --model.vocab_size 0")
-
-
-def gristmill(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gristmill_cli", "recipe", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def corpus_of(name: str, folder: Path) -> Path:
@@ -63,7 +59,9 @@ def test_a_recipe_runs_from_a_corpus_to_a_checkpoint(name: str, tmp_path: Path) 
         options = ["--tokenizer.file", str(tmp_path / "imported"), "--init_from", str(tmp_path / "imported")]
     if name == "llama-8b":  # has a tokenizer of its own
         options += ["--model.preset", "llama"]
-    done = gristmill("run", name, "--corpus", str(corpus), "--out", str(tmp_path / "out"), *SHORT, *options)
+    command = [sys.executable, "-m", "gristmill_cli", "recipe", "run", name, "--corpus", str(corpus)]
+    command += ["--out", str(tmp_path / "out"), *SHORT, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "out/model/summary.json").read_text())
     assert summary["steps"] == 4 and 0 < summary["holdout_loss"] < 10
@@ -105,9 +103,9 @@ def test_the_model_that_was_continued_is_a_qwen3_of_the_size_that_its_page_says(
 
 
 def test_they_are_listed_and_shown() -> None:
-    listed = gristmill("list")
+    listed = gristmill("recipe", "list")
     assert listed.returncode == 0 and all(name in listed.stdout for name in RECIPES)
-    assert gristmill("show", "moe-8m").stdout.startswith("# ")
+    assert gristmill("recipe", "show", "moe-8m").stdout.startswith("# ")
     assert {"shakespeare-10m", "web-17m", "qwen3-continue", "moe-8m", *PLANNED} == set(RECIPES)
 
 
@@ -129,5 +127,5 @@ def test_they_are_listed_and_shown() -> None:
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_sentence(words: list[str], message: str) -> None:
-    done = gristmill(*words)
+    done = gristmill("recipe", *words)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -5,8 +5,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,6 +30,7 @@ from gristmill_cli.run_records import remove_record
 from gristmill_cli.stages.pipeline import plan_stages
 from tests.gristmill_cli.corpus import make_corpus, write_records
 from tests.gristmill_cli.documentation import commands, shell
+from tests.gristmill_cli.in_process import gristmill
 
 NOTICE = "All rights are reserved by the miller and his heirs, now and for ever."
 
@@ -333,8 +332,7 @@ def test_many_documents_are_read_at_once(
 
 
 def test_the_command_prints_each_stage(config: RunConfig) -> None:
-    command = [sys.executable, "-m", "gristmill_cli", "trace", str(config.out), "own-11"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = gristmill("trace", config.out, "own-11")
     assert done.returncode == 0, done.stderr
     assert "own/a.jsonl@12" in done.stdout and "removed: words (3)" in done.stdout
 

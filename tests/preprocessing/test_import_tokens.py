@@ -14,7 +14,6 @@ import pytest
 import torch
 import zstandard
 from datasets import Dataset, DatasetDict
-from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
 from gristmill.counts import READ, WRITTEN
 from gristmill.engine.options import RunOptions
@@ -65,6 +64,8 @@ def as_llm_c_writes(path: Path, documents: Documents, magic: int, version: int, 
 
 def as_megatron_writes(prefix: Path, documents: list[Documents], dtype: type = np.uint16) -> Path:
     """With megatron-core's own builder, from the sequences of each document."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder  # here: two seconds of imports
+
     prefix.parent.mkdir(parents=True, exist_ok=True)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for sequences in documents:
@@ -98,6 +99,8 @@ def test_nanogpts_tokens_become_documents_without_a_copy(tmp_path: Path, quiet, 
     assert counts.total(READ).documents == counts.total(WRITTEN).documents == len(documents)
     manifest = Manifest.load(tmp_path / "out")
     assert manifest.tokenizer.end_of_document == END and list(manifest.sources) == ["train"]
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
     reader = IndexedDataset(str(tmp_path / "out/tokens_00000"))  # Megatron reads it, too
     assert [reader[i].tolist() for i in range(len(reader))] == documents
 
