@@ -24,6 +24,7 @@ from tests.gristmill_cli.corpus import (
     tree,
     write_records,
 )
+from tests.gristmill_cli.in_process import gristmill
 from tests.object_faults import Seldom
 from tests.object_store import Store, object_store
 
@@ -87,6 +88,16 @@ class Start:
         assert "Traceback" not in errors, errors
         assert not list(self.cwd.iterdir()) and not list(self.scratch.iterdir())
         return process.returncode, printed + errors
+
+    def finish_in_process(self, out: str, *more: str, corpus: str = "s3://bucket/corpus") -> tuple[int, str]:
+        """As finish, in this process, for what ends soon."""
+        more = (*OPTIONS, "--scratch", str(self.scratch), *more)
+        words = run_arguments(Path(corpus), Path(out), *more)[3:]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.cwd)
+            done = gristmill(*words, **self.store.environment, GRISTMILL_LEASE_SECONDS="1")
+        assert not list(self.cwd.iterdir()) and not list(self.scratch.iterdir())
+        return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -255,7 +266,7 @@ def test_a_driver_that_was_stopped_until_another_had_finished_writes_nothing(sto
 
 
 def test_a_scratch_folder_that_is_too_small(start: Start) -> None:
-    code, printed = start.finish("s3://bucket/small", "--scratch_size", "1KiB")
+    code, printed = start.finish_in_process("s3://bucket/small", "--scratch_size", "1KiB")
     assert code == 1 and printed.startswith("error: --scratch_size 1,024 bytes is too small for the task "), printed
     assert printed.count("\n") == 1
 
@@ -265,13 +276,13 @@ def test_a_scratch_folder_that_is_too_small(start: Start) -> None:
     ("ftp://bucket/corpus", "ftp://bucket/corpus: the scheme ftp is not known"),
 ])  # fmt: skip
 def test_a_corpus_that_is_not_there(start: Start, corpus: str, sentence: str) -> None:
-    code, printed = start.finish("s3://bucket/nothing_of_it", corpus=corpus)
+    code, printed = start.finish_in_process("s3://bucket/nothing_of_it", corpus=corpus)
     assert code == 2 and sentence in printed and printed.count("\n") == 1, printed
 
 
 @pytest.mark.parametrize("out", ["s3://nowhere/run", "https://bucket/run"])
 def test_an_output_that_cannot_be(start: Start, out: str) -> None:
-    code, printed = start.finish(out)
+    code, printed = start.finish_in_process(out)
     assert code == 2 and printed.count("\n") == 1, printed
 
 
