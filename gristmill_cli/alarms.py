@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 
-from gristmill.counts import Counts, warn_of_losses
+from gristmill.counts import FAILED, Counts, warn_of_losses
 from gristmill.errors import AlarmError
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.pipeline import context_of, find_stage
 from preprocessing.mixing.drops import LOW, SHORT
 
-_LOOK_AT = {SHORT: "--filter.threshold", LOW: "the tables [scores.NAME]"}  # where a reason is decided
+_LOOK_AT = {  # where a reason is decided
+    SHORT: "--filter.threshold",
+    LOW: "the tables [scores.NAME]",
+    FAILED: "OUT/scores.removed.parquet",
+}
 
 
 def find_alarms(config: RunConfig, stage: str, counts: Counts) -> Iterator[str]:

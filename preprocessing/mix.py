@@ -50,7 +50,7 @@ from preprocessing.steps.text_digest import TextDigest
 from preprocessing.steps.token_count import TokenCount
 
 OfSources = Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")]
-STAGE = Stage("mix", version=6, libraries=("zstandard", "pyarrow"))
+STAGE = Stage("mix", version=7, libraries=("zstandard", "pyarrow"))
 FACTS = "facts"  # folder of the facts that are noted where no pass before has done it
 FAN_IN = 256  # files that a task opens at once
 
@@ -135,7 +135,8 @@ def mix_facts(
     low_scores: Path | None = None,
     bands: Path | None = None,
     first: FirstTexts | None = None,
-    after_copies: tuple[Path, ...] = (),
+    low_after_copies: Path | None = None,
+    failed: Path | None = None,
     scored: Path | None = None,
 ) -> Counts:
     """Decide as `mix` does, from the facts of a pass with the steps TextDigest and TokenCount: no text is read.
@@ -146,7 +147,8 @@ def mix_facts(
         tokenizer: The tokenizer that TokenCount counted tokens with.
         first: The texts that the first stage of a run wrote, if later ones wrote others: `keep_list` drops documents by
             these, too.
-        after_copies: More documents to drop, .parquet: those whose scores after copies are too low, or unknown.
+        low_after_copies: More documents to drop, .parquet: those whose scores after copies are too low.
+        failed: And those on which these scores failed, which count as failed.
         scored: Folder of facts with the scores of `bands`, where score_after_copies noted them.
 
     The other arguments and what is returned: see mix.
@@ -165,7 +167,9 @@ def mix_facts(
         drops = {of_file: run.work / "drops" / f"{file.path}.npz" for file, of_file in zip(files, names, strict=True)}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
         listed = find_listed_texts(run, keep_list, [facts_dir / file.path for file in files], first)
-        split = drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores, listed, after_copies)
+        split = drops_task(
+            drops, duplicates, short_docs, absent, keep_list, options, low_scores, listed, low_after_copies, failed
+        )
         dropped = run.step("drops", [split])
         ((named, both, is_of_others),) = dropped.values(tuple[int, int, bool])
         note_provenance(duplicates, is_of_others, options)
@@ -184,7 +188,7 @@ def mix_facts(
         decided = run.step(
             "decide", decide_tasks(known, outputs, epochs, limits, digests, seed, digest_bytes, documents)
         )
-        key_sets = (duplicates, short_docs, low_scores, *after_copies, keep_list)
+        key_sets = (duplicates, short_docs, low_scores, low_after_copies, failed, keep_list)
         check_all_found(decided.counts, named, filter(None, key_sets))
         text_bytes = [of_group for of_task in decided.values(list[tuple[int, int]]) for of_group in of_task]
         decisions = [

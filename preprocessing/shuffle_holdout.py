@@ -56,7 +56,7 @@ from preprocessing.mixing.split import (
 )
 
 OfSources = Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")]
-PASS_1 = Stage("pass1", version=4, libraries=("zstandard", "pyarrow"))
+PASS_1 = Stage("pass1", version=5, libraries=("zstandard", "pyarrow"))
 PASS_2 = Stage("pass2", version=1, libraries=("zstandard",))
 MIN_PARTS = 20  # SlimPajama's number of buckets, of which pass2 takes some
 MAX_PART_BYTES = 128 << 20  # of lines after weights, estimated; twice as many if measured

@@ -54,7 +54,8 @@ class DecideMix(StageSpec):
             low_scores=run.low_scores,
             bands=run.bands,
             first=run.first_texts,
-            after_copies=run.low_after_copies,
+            low_after_copies=run.low_after_copies,
+            failed=run.failed_after_copies,
             scored=_scored_for_bands(run),
         )
 

@@ -84,12 +84,15 @@ class RunContext:
         return self.out / "scores" if has_scores else None
 
     @property
-    def low_after_copies(self) -> tuple[Path, ...]:
-        """Return the tables of the documents whose scores after copies are too low, or failed."""
-        if not self.scores_after_copies:
-            return ()
-        low = self.out / "low_scores_after_copies.parquet"
-        return (low, removed_path(self.scores_after_copies)) if self.config.max_failed > 0 else (low,)
+    def low_after_copies(self) -> Path | None:
+        """Return the table of the documents whose scores after copies are too low; None without such scores."""
+        return self.out / "low_scores_after_copies.parquet" if self.scores_after_copies else None
+
+    @property
+    def failed_after_copies(self) -> Path | None:
+        """Return the table of the documents on which scores after copies failed; None where none may fail."""
+        scores = self.scores_after_copies
+        return removed_path(scores) if scores and self.config.max_failed > 0 else None
 
     @property
     def bands(self) -> Path | None:

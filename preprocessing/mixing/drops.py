@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from gristmill.counts import Counts
+from gristmill.counts import FAILED, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
@@ -28,10 +28,10 @@ SHORT = "short"
 DUPLICATE = "duplicate"
 LOW = "low score"
 LISTED = "in your list"
-DROPPED = (SHORT, DUPLICATE, LISTED, LOW)  # and the arrays of a file of drops
+DROPPED = (SHORT, DUPLICATE, LISTED, LOW, FAILED)  # and the arrays of a file of drops
 _NO_ROWS = np.empty(0, np.int64)
 # reasons in a _DROP; files are numbered as in the groups
-_SHORT, _DUPLICATE, _REPLACEMENT, _LISTED, _LOW, _KEPT = range(6)
+_SHORT, _DUPLICATE, _REPLACEMENT, _LISTED, _LOW, _FAILED, _KEPT = range(7)
 _DROP = np.dtype([("file", "<u4"), ("row", "<i8"), ("reason", "u1")])
 _NO_DROPS = np.empty(0, _DROP)
 # A duplicate and the document that was kept, files by number in name order.
@@ -45,11 +45,16 @@ class Drops(NamedTuple):
     duplicate: Rows
     listed: Rows = _NO_ROWS
     low: Rows = _NO_ROWS
+    failed: Rows = _NO_ROWS
 
     def reasons(self, rows: Rows) -> list[str]:
-        """Return the reason for each row to leave out, '' for the others; of several LISTED, then SHORT, then LOW."""
+        """Return the reason for each row to leave out, '' for the others; of several LISTED, then SHORT, then LOW.
+
+        A document on which a score failed has no other reason than a line in a list.
+        """
         reasons = np.full(len(rows), "", object)
         reasons[np.isin(rows, self.duplicate)] = DUPLICATE
+        reasons[np.isin(rows, self.failed)] = FAILED
         reasons[np.isin(rows, self.low)] = LOW
         reasons[np.isin(rows, self.short)] = SHORT
         reasons[np.isin(rows, self.listed)] = LISTED
@@ -104,7 +109,8 @@ def drops_task(
     options: RunOptions,
     low_scores: Path | None = None,
     listed: FileSet | None = None,
-    after_copies: tuple[Path, ...] = (),
+    low_after_copies: Path | None = None,
+    failed: Path | None = None,
 ) -> Task:
     """Return the task that splits the key sets by groups of corpus files; `drops` maps each group to its output."""
     outputs = list(drops.values())
@@ -115,8 +121,10 @@ def drops_task(
     }  # fmt: skip
     if listed:
         arguments["listed"] = listed
-    if after_copies:
-        arguments["after_copies"] = after_copies
+    if low_after_copies:
+        arguments["low_after_copies"] = low_after_copies
+    if failed:
+        arguments["failed"] = failed
     return Task("drops", split_drops, arguments, tuple(outputs), memory=options.memory_bytes)
 
 
@@ -131,7 +139,8 @@ def split_drops(
     keep_list: Path | None = None,
     low_scores: Path | None = None,
     listed: FileSet | None = None,
-    after_copies: tuple[Path, ...] = (),
+    low_after_copies: Path | None = None,
+    failed: Path | None = None,
 ) -> Result:
     """Task: split the key sets by corpus file: `outputs[i]` (.npz) gets the rows of the files in `groups[i]`.
 
@@ -139,8 +148,8 @@ def split_drops(
     text it drops.
 
     Where the kept document of a cluster is short, has a low score, or is of one of the sources `absent`, which have
-    weight 0, a duplicate replaces it (see _replacements). It does not for documents in the sets `after_copies`, whose
-    scores are low or unknown: their copies have no score. Sets are sorted on disk within `memory`; the rows of one
+    weight 0, a duplicate replaces it (see _replacements). It does not for documents whose scores after
+    copies are low, or failed: their copies have no score. Sets are sorted on disk within `memory`; the rows of one
     group are in memory. The result's value is the number of documents to leave out, how many duplicates of them are
     short, or have a low score, too, and whether `provenance` is of no use, as it lists other duplicates. Raises
     InputError if a set names a file that the corpus does not have.
@@ -155,13 +164,16 @@ def split_drops(
     sorted_short = beside.with_name(f"{beside.name}.short")
     sorted_links = beside.with_name(f"{beside.name}.links")
     with ExternalSorter(sorted_drops, _DROP, ("file", "row"), memory // 4) as sorter:
-        for reason, key_set in ((_SHORT, short_docs), (_LOW, low_scores), (_DUPLICATE, duplicates)):
+        for reason, key_set in (
+            (_SHORT, short_docs),
+            (_LOW, low_scores),
+            (_LOW, low_after_copies),
+            (_FAILED, failed),
+            (_DUPLICATE, duplicates),
+        ):
             if key_set:
                 for file, rows in _only_known(iter_keys(key_set), numbers, key_set):
                     sorter.add(_records(numbers[file], rows, reason))
-        for key_set in after_copies:
-            for file, rows in _only_known(iter_keys(key_set), numbers, key_set):
-                sorter.add(_records(numbers[file], rows, _LOW))
         if keep_list:
             by_key = KeepList.read(keep_list)
             for reason, keys in ((_KEPT, by_key.kept), (_LISTED, by_key.dropped)):
@@ -198,7 +210,8 @@ def _drops_of(records: NDArray) -> Drops:
     copies = np.setdiff1d(rows_of[_DUPLICATE], np.union1d(rows_of[_REPLACEMENT], kept))
     short = np.setdiff1d(rows_of[_SHORT], kept)
     low = np.setdiff1d(rows_of[_LOW], kept)
-    return Drops(short, copies, rows_of[_LISTED], low)
+    failed = np.setdiff1d(rows_of[_FAILED], kept)
+    return Drops(short, copies, rows_of[_LISTED], low, failed)
 
 
 @dataclass(frozen=True)

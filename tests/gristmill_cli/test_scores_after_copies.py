@@ -164,12 +164,13 @@ def test_a_low_document_goes_with_its_copies_and_one_without_a_score_too(
     assert counts_of(folder, "score_after_copies", "failed: score own") == 1
     assert counts_of(folder, "choose_after_copies", "low own") == 1
     assert counts_of(folder, "mix", "duplicate") == 1
-    assert counts_of(folder, "mix", "low score") == 2
+    assert counts_of(folder, "mix", "low score") == 1
+    assert counts_of(folder, "mix", "failed") == 1
     assert counts_of(folder, "mix", "written") == 1
     capfd.readouterr()
     trace(folder / "out", ("mills/a.jsonl@2",))
     shown = capfd.readouterr().out
-    assert "score_after_copies" in shown and "no score of that" in shown
+    assert "score_after_copies" in shown and "no score of that" in shown and "left out: failed" in shown, shown
     (folder / "list.txt").write_text("keep mills/a.jsonl@1\n")
     run(configure(folder, f"{function}min = 1\n", "--max_failed", "0.5", "--keep_list", "list.txt"))
     assert DocKey("mills/a.jsonl", 1) in read_scores(config, all_keys(folder))["own"]
