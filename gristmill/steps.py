@@ -39,6 +39,13 @@ class StepError(UsageError):
     """A step raised an error."""
 
 
+class AnswerError(ValueError):
+    """What a function or model answered for a text is of no use; the message says all, and where it was raised nothing.
+
+    On a few documents alone it sets these aside, as any error of theirs.
+    """
+
+
 @dataclass(frozen=True)
 class Batch:
     """Some documents of one file, as earlier steps left them.
@@ -361,6 +368,8 @@ def _find_failing(step: DocumentStep, batch: Batch, limit: int | None = None) ->
 
 def describe_error(error: BaseException) -> str:
     """Return an error of a user's code in one line: its class, its message, and where it was raised."""
+    if isinstance(error, AnswerError):
+        return str(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     message = " ".join(str(error).split())
     return f"{type(error).__name__}{message and ': ' + message} ({frame.filename}, line {frame.lineno})"

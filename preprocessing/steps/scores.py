@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.steps import Batch, DocumentStep, Outcome
+from gristmill.steps import AnswerError, Batch, DocumentStep, Outcome
 
 _SHOWN_DIGITS = 8  # of a model's version in the name of a score
 
@@ -47,8 +47,8 @@ class ModelScore(DocumentStep):
 
 
 def finite_scores(scores: np.ndarray) -> np.ndarray:
-    """Return scores, without a negative zero. Raises ValueError for one that is not finite."""
+    """Return scores, without a negative zero. Raises AnswerError for one that is not finite."""
     wrong = np.flatnonzero(~np.isfinite(scores))
     if len(wrong):
-        raise ValueError(f"expected a finite score, got {scores[wrong[0]]}")
+        raise AnswerError(f"expected a finite score, got {scores[wrong[0]]}; try to repair the function or the model")
     return scores + np.float32(0)

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from gristmill.errors import UsageError
-from gristmill.steps import Batch, DocumentStep, Outcome
+from gristmill.steps import AnswerError, Batch, DocumentStep, Outcome
 from preprocessing.steps.scores import finite_scores
 from preprocessing.user_code import load_function, version_of
 
@@ -94,14 +94,14 @@ class UserFunction(DocumentStep):
         return (self.min is None or score >= self.min) and (self.max is None or score <= self.max)
 
     def _is_kept(self, value: Any) -> bool:
-        """Return an answer of the function. Raises TypeError for one that is not True or False: any text is true."""
+        """Return an answer of the function. Raises AnswerError for one that is not True or False: any text is true."""
         if value not in (True, False):
-            raise TypeError(f"{self.function} returned {value!r:.40} for a text: expected True or False")
+            raise AnswerError(f"{self.function} returned {value!r:.40} for a text: expected True or False")
         return bool(value)
 
     def _to_list(self, results: Any) -> list[Any]:
-        """Return what the function returned as a list. Raises TypeError unless it is one."""
+        """Return what the function returned as a list. Raises AnswerError unless it is one."""
         if isinstance(results, str) or not hasattr(results, "__len__"):
             kind = type(results).__name__
-            raise TypeError(f"{self.function} returned a {kind}: expected a list with an item for each text")
+            raise AnswerError(f"{self.function} returned a {kind}: expected a list with an item for each text")
         return list(results)

@@ -16,7 +16,7 @@ import pytest
 from dedup.clustering.keep_policy import Candidate, KeepPolicy
 from gristmill.config import load_config
 from gristmill.io.readers import read_corpus
-from gristmill.steps import Batch
+from gristmill.steps import AnswerError, Batch
 from gristmill_cli.run import run
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
@@ -148,7 +148,7 @@ def test_answers_that_are_none_are_refused(
     monkeypatch.delitem(sys.modules, "my_answers", raising=False)
     importlib.import_module("my_answers").f.__defaults__ = (values,)
     step = UserFunction.of(StepOptions(**{kind: "my_answers:f"}))
-    with pytest.raises((TypeError, ValueError), match=re.escape(said)):
+    with pytest.raises(AnswerError, match=re.escape(said)):
         step.apply(Batch(("a text", "another")))
 
 
