@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.config import load_config
+from gristmill.counts import FAILED
 from gristmill.errors import UsageError, require
 from gristmill.io.documents import DocKey, Document
 from gristmill.io.readers import read_corpus
-from gristmill.steps import Batch, DocumentStep, run_steps
+from gristmill.steps import Batch, DocumentStep, Processed, run_steps
 from gristmill.storage.files import is_folder
 from gristmill.wording import count_of
 from gristmill_cli.run_check import scan_inputs
@@ -127,16 +128,27 @@ def preview_scores(config: Positional[Path], documents: int = 1000, examples: in
     texts = tuple(document.text for document in sample)
     batch = Batch(texts, read_field=lambda number, name: sample[number].value(name))
     done = run_steps([*steps, *scores], batch)
-    head = Text(f"{len(sample):,} of {count_of(total, 'document')} scored")
+    head = Text(f"{len(sample):,} of {count_of(total, 'document')} drawn")
     if tables_after("copies", options.scores):
         head.append("; which of them are copies a run alone knows")
-    lines: list[RenderableType] = [head]
+    lines: list[RenderableType] = [head, *_reasons_without_score(done, sample)]
     for step in scores:
         table = options.scores[step.score]
         positions, values = done.facts.get(step.fact, (np.empty(0, np.int64), np.empty(0, np.float32)))
         scored = [(float(value), sample[at]) for at, value in zip(positions.tolist(), values, strict=True)]
         lines += [Text(), *_report_score(step.score, table, scored, examples)]
     return Group(*lines)
+
+
+def _reasons_without_score(done: Processed, sample: Sequence[Document]) -> Iterator[Text]:
+    """Yield why documents have no score, how many, and of those on which a step failed an example."""
+    by_reason = Counter(filter(None, done.reasons))
+    for reason, count in by_reason.most_common():
+        line = Text(f"{count:,} not scored: {reason}")
+        if reason.startswith(FAILED):
+            number = done.reasons.index(reason)
+            line.append(f", such as {sample[number].key}: {done.details[number]}")
+        yield line
 
 
 def _documents_of(options: RunConfig) -> Iterator[Document]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -88,6 +89,19 @@ def test_a_preview_shows_both_limits(folder: Path) -> None:
     shown = console.export_text()
     assert "20 to 70" in shown and "just above max, and left out" in shown
     assert shown.count(".jsonl@") == 8
+
+
+def test_a_preview_says_which_documents_have_no_score(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "odd_scores.py").write_text(
+        "def f(texts):\n    return ['no' if text.endswith(' 7.') else 1 for text in texts]\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    configure('[scores.own]\nfunction = "odd_scores:f"\n')
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(preview_scores(Path("run.toml")))
+    shown = console.export_text()
+    said = r"1 not scored: failed: score own, such as book/a.jsonl@\d+: odd_scores:f returned 'no' for a text: expected"
+    assert "80 of 80 documents drawn\n" in shown and re.search(said, shown), shown
 
 
 @pytest.mark.parametrize(
