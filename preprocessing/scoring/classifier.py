@@ -109,12 +109,14 @@ class Classifier:
     """A classifier in memory, on a device; `score` gives a score for each text."""
 
     def __init__(self, folder: Path, device: str, max_tokens: int) -> None:
-        """Load the model. Raises UsageError if transformers cannot."""
+        """Load the model. Raises UsageError if transformers cannot, or there is no such device."""
         from transformers import AutoModelForSequenceClassification, AutoTokenizer  # here, as it takes seconds
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
+        has_device = device == "cpu" or sys.modules["torch"].cuda.is_available()
+        require(has_device, f"device {device}: expected a GPU that torch can use, got none; try device = 'cpu'")
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(folder)
             model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True, dtype="float32")
