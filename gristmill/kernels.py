@@ -13,7 +13,6 @@ same time write equal files.
 """
 
 import hashlib
-import os
 import pickle
 import sys
 import types
@@ -25,6 +24,8 @@ from typing import Any, TypeVar, overload
 from uuid import uuid4
 
 import numpy as np
+
+from gristmill.paths import user_cache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SUFFIX = ".kernel"
@@ -163,8 +164,7 @@ def cache_folders() -> Iterator[Path]:
         return
     yield _PACKAGE / "__pycache__" / "kernels"
     with suppress(RuntimeError):  # a user without a home
-        user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        yield user / "gristmill" / f"kernels-{installation}"
+        yield user_cache() / f"kernels-{installation}"
 
 
 def kernel_name(function: Callable[..., Any]) -> str:

@@ -213,3 +213,8 @@ def relative_to(folder: str, name: str) -> str:
 @lru_cache(maxsize=1024)
 def _folder_relative_to(folder: str, other: str) -> str:
     return os.path.relpath(other, folder)
+
+
+def user_cache() -> Path:
+    """Return this user's folder of what can be computed again. Raises RuntimeError for a user without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"

@@ -42,7 +42,7 @@ class FastTextFile(NamedTuple):
 
     `bucket` vectors are for word n-grams of up to `word_ngrams` words and for subwords of `min_subword` to
     `max_subword` characters; they follow those of the `words`. `dictionary` is where the dictionary's entries begin in
-    the file, `pruned` how many entries were pruned, or -1.
+    the file, `matrices` where the vectors do, `pruned` how many entries were pruned, or -1.
     """
 
     labels: tuple[str, ...]
@@ -57,6 +57,7 @@ class FastTextFile(NamedTuple):
     pruned: int
     is_quantized: bool
     dictionary: int
+    matrices: int = 0
 
     def find_label(self, path: Path, given: str) -> str:
         """Return the label that is meant by a name with or without __label__. UsageError for none of the model's."""
@@ -79,7 +80,7 @@ def read_fasttext(path: Path) -> FastTextFile:
 
 
 def read_sizes(path: Path) -> FastTextFile:
-    """Return what the header of a model's file says: its sizes, without the labels behind all words."""
+    """Return what the header of a model's file says: its sizes, without what stands behind all words."""
     with wrap_read_errors(path), path.open("rb") as file:
         return _read_header(path, file)
 
@@ -90,13 +91,14 @@ def _read(path: Path, size: int, _time: int) -> FastTextFile:
         header = _read_header(path, file)
         try:
             entries = _read_entries(file, header.words + header.label_count)
-            is_quantized, end = _find_end(file, file.tell() + 8 * max(header.pruned, 0))
+            matrices = file.tell() + 8 * max(header.pruned, 0)
+            is_quantized, end = _find_end(file, matrices)
         except (struct.error, EOFError) as error:
             raise _cut(path) from error
         if size < end:
             raise _cut(path)
     labels = tuple(text.decode("utf-8", "replace") for text in entries[header.words :])
-    return header._replace(labels=labels, is_quantized=is_quantized)
+    return header._replace(labels=labels, is_quantized=is_quantized, matrices=matrices)
 
 
 def _read_header(path: Path, file: BinaryIO) -> FastTextFile:

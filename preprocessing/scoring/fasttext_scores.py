@@ -21,13 +21,12 @@ from gristmill.errors import wrap_read_errors
 from gristmill.kernels import kernel
 from preprocessing.scoring.fasttext_dictionary import FeatureTable, read_features
 from preprocessing.scoring.fasttext_features import find_features
-from preprocessing.scoring.fasttext_file import SHAPE, FastTextFile, read_sizes
+from preprocessing.scoring.fasttext_file import FastTextFile, read_sizes
+from preprocessing.scoring.fasttext_products import find_products, read_matrix, read_outputs
 from preprocessing.scoring.fasttext_words import JoinedTexts, WordGroup
 
 _SOFTMAX = 3
 _MAX_LABELS = 16  # with more, the products would take as much memory as the vectors
-_MAX_FLOAT32 = 128.0  # products up to this are stored as float32: scores differ by less than 1e-6
-_ROWS = 1 << 12  # of the vectors that are multiplied at once: few enough for the cache
 _FREQUENT = 2000  # words, the first of a dictionary, that say how far apart vectors are
 # With a spread of 1, a score that fastText's rounding may change by nearly 1e-6: measured with models of 12 to 100
 # dimensions and texts of up to 2 MB.
@@ -68,18 +67,16 @@ class FastTextScorer:
     max_doubt: float
 
     @classmethod
-    def read(cls, path: Path, label: str) -> "FastTextScorer":
-        """Read a model that `can_score` allows, and the products with a label's vector."""
+    def read(cls, path: Path, label: str, version: str = "") -> "FastTextScorer":
+        """Read a model that `can_score` allows, and the products with a label's vector; see find_products."""
         model = read_sizes(path)
         with wrap_read_errors(path), path.open("rb") as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         features, stop = read_features(model, np.frombuffer(content, np.uint8))
-        vectors, start = _matrix(content, stop)
-        outputs, _ = _matrix(content, start)
-        own = features.number_of(label) - model.words
-        outputs = np.vstack([outputs[own : own + 1], np.delete(outputs, own, axis=0)])
-        products = _multiply(vectors, outputs)
-        raw = np.ndarray((vectors.nbytes,), np.uint8, content, start - vectors.nbytes)
+        vectors, end = read_matrix(content, stop)
+        outputs = read_outputs(content, end, features.number_of(label) - model.words)
+        products = find_products(vectors, outputs, version)
+        raw = np.ndarray((vectors.nbytes,), np.uint8, content, end - vectors.nbytes)
         return cls(features, products, raw, outputs, _MAX_DOUBT / _spread(vectors, outputs))
 
     def score(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -95,14 +92,6 @@ class FastTextScorer:
         return scores
 
 
-def _matrix(content: mmap.mmap, start: int) -> tuple[NDArray[np.float32], int]:
-    """Return a matrix whose flag for quantization is at `start`, and where it ends."""
-    first = start + 1
-    rows, columns = SHAPE.unpack_from(content, first)
-    values = np.frombuffer(content, "<f4", rows * columns, first + SHAPE.size)
-    return values.reshape(rows, columns), first + SHAPE.size + values.nbytes
-
-
 def _spread(vectors: NDArray[np.float32], outputs: NDArray[np.float32]) -> float:
     """Return how far a vector of a word moves the label's sum away from another label's, if dimensions are independent.
 
@@ -112,19 +101,6 @@ def _spread(vectors: NDArray[np.float32], outputs: NDArray[np.float32]) -> float
     weights = outputs[:1].astype(np.float64) - outputs[1:]
     squares = np.square(weights) @ np.square(frequent).mean(axis=0)
     return float(np.sqrt(squares.max())) or 1.0
-
-
-def _multiply(vectors: NDArray[np.float32], outputs: NDArray[np.float32]) -> NDArray[Any]:
-    """Return the products of FastTextScorer."""
-    weights = outputs.astype(np.float64)
-    if len(outputs) == 2:
-        weights = weights[:1] - weights[1:]
-    products = np.empty((len(vectors), len(weights)), np.float64)
-    for start in range(0, len(vectors), _ROWS):
-        rows = slice(start, start + _ROWS)
-        products[rows] = vectors[rows].astype(np.float64) @ weights.T
-    is_small = np.abs(products).max(initial=0) <= _MAX_FLOAT32
-    return products.astype(np.float32) if is_small else products
 
 
 class Matrices(NamedTuple):

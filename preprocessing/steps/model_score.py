@@ -13,8 +13,10 @@ import msgspec
 import numpy as np
 
 from gristmill.errors import UsageError, require
+from gristmill.steps import AnswerError
 from preprocessing.scoring.classifier import Classifier, read_classifier
 from preprocessing.scoring.fasttext_file import read_fasttext, version_of_file
+from preprocessing.scoring.fasttext_products import keep_products
 from preprocessing.scoring.fasttext_scores import FastTextScorer, can_score
 from preprocessing.scoring.score_choice import BandTable, check_choice
 from preprocessing.steps.scores import ModelScore
@@ -191,7 +193,10 @@ def score_step(name: str, options: ScoreOptions) -> ModelScore:
         f"[scores.{name}]: {model}, a model that is quantized, has many labels or no softmax, needs the library "
         "fasttext: pip install 'gristmill[fasttext]'",
     )
-    return FastTextScore(name, version_of_file(model), model, label, uses_library)
+    version = version_of_file(model)
+    if not uses_library:
+        keep_products(model, content, version, label)
+    return FastTextScore(name, version, model, label, uses_library)
 
 
 @dataclass(frozen=True)
@@ -273,14 +278,20 @@ class FunctionScore(ModelScore):
         scores = function(list(texts))
         if isinstance(scores, str) or not hasattr(scores, "__len__"):
             kind = type(scores).__name__
-            raise TypeError(f"{self.function} returned a {kind}: expected a list with a score for each text")
-        return np.asarray([float(score) for score in scores], np.float32)
+            raise AnswerError(f"{self.function} returned a {kind}: expected a list with a score for each text")
+        return np.array([self._to_number(score) for score in scores], np.float32)
+
+    def _to_number(self, score: Any) -> float:
+        try:
+            return float(score)
+        except (TypeError, ValueError) as error:
+            raise AnswerError(f"{self.function} returned {score!r:.40} for a text: expected a number") from error
 
 
 @lru_cache(maxsize=4)
-def _load_scorer(path: Path, _version: str, label: str) -> FastTextScorer:
+def _load_scorer(path: Path, version: str, label: str) -> FastTextScorer:
     """Return a model, which stays in memory."""
-    return FastTextScorer.read(path, label)
+    return FastTextScorer.read(path, label, version)
 
 
 @lru_cache(maxsize=4)

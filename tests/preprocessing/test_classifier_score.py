@@ -105,9 +105,7 @@ def test_facts_are_the_same_for_any_number_of_workers(tmp_path: Path, monkeypatc
 def test_a_device_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     step = score_step("edu", ScoreOptions(transformers=str(save_model(tmp_path, {0: "LABEL_0"})), device="cuda"))
-    with pytest.raises(
-        UsageError, match="device cuda: expected a GPU that torch can use, got none; try"
-    ):
+    with pytest.raises(UsageError, match="device cuda: expected a GPU that torch can use, got none; try"):
         step.apply(Batch(("the mill",)))
 
 

@@ -11,9 +11,11 @@ import fasttext
 import numpy as np
 import pytest
 
+from preprocessing.scoring import fasttext_products
 from preprocessing.scoring.fasttext_dictionary import FeatureTable
 from preprocessing.scoring.fasttext_features import add_pairs, find_features
 from preprocessing.scoring.fasttext_file import DICTIONARY, HEADER, MAGIC, SHAPE, read_fasttext
+from preprocessing.scoring.fasttext_products import keep_products
 from preprocessing.scoring.fasttext_scores import FastTextScorer, can_score
 from preprocessing.scoring.fasttext_words import JoinedTexts, WordGroup
 
@@ -231,3 +233,23 @@ def test_batches_change_nothing(tmp_path: Path) -> None:
     alone = np.concatenate([scorer.score([text]) for text in texts])
     assert scorer.score(texts).tobytes() == alone.tobytes()
     assert scorer.score([]).tolist() == []
+
+
+def test_products_of_a_large_model_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = write_random_model(tmp_path / "m.bin", SHAPES["labels"])
+    texts = texts_of_all_scripts(100)
+    label = SHAPES["labels"].labels[2]
+    expected = FastTextScorer.read(path, label).score(texts).tobytes()
+    keep_products(path, read_fasttext(path), "5eed", label)
+    assert not (tmp_path / "cache").exists()  # small ones take no time
+    monkeypatch.setattr(fasttext_products, "_LARGE", 1)
+    for number in range(10):
+        keep_products(path, read_fasttext(path), f"5eed{number}", label)
+    (*_, newest) = sorted((tmp_path / "cache").rglob("*.npy"), key=lambda file: file.stat().st_mtime_ns)
+    assert len([*newest.parent.iterdir()]) == 8
+    with monkeypatch.context() as patch:
+        patch.delattr(fasttext_products, "_multiply")
+        assert FastTextScorer.read(path, label, "5eed9").score(texts).tobytes() == expected
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert FastTextScorer.read(path, label, "5eed9").score(texts).tobytes() == expected

@@ -166,8 +166,8 @@ class Wrong(DocumentStep):
 def test_a_score_of_nan_sets_its_document_aside() -> None:
     done = run_steps([Wrong()], Batch(("good", "bad")))
     assert done.texts == ["good", None] and done.reasons == ["", "failed: wrong"]
-    assert done.details[1].startswith("ValueError: expected a finite score, got nan")
-    with pytest.raises(UsageError, match=r"step 'wrong' failed at document 0: .*expected a finite score, got nan"):
+    assert done.details[1] == "expected a finite score, got nan; try to repair the function or the model"
+    with pytest.raises(UsageError, match=r"step 'wrong' failed at document 0: expected a finite score, got nan; try"):
         run_steps([Wrong()], Batch(("bad",) * 30))
 
 
@@ -192,7 +192,7 @@ def test_a_function_scores_and_its_code_is_its_version(tmp_path: Path, monkeypat
     [
         ("return [1]", "step 'score s' returned 1 s@.* for 40 documents, document 0 to document 39"),
         ("return 3", r"my_wrong_\w+:f returned a int: expected a list with a score for each text"),
-        ("return ['x' for _ in texts]", "could not convert string to float: 'x'"),
+        ("return ['x' for _ in texts]", r"document 0: my_wrong_\w+:f returned 'x' for a text: expected a number$"),
         ("return [float('inf') for _ in texts]", "expected a finite score, got inf"),
     ],
 )
