@@ -316,10 +316,13 @@ def _legend(axes: "Axes", series: int) -> None:
 
 def _svg(figure: Any) -> Markup:
     """Return the figure as an element of a page: without a size of its own, in the page's colours."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     file = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that its font lacks: the browser's fonts have them
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        # Not savefig, which draws twice: first to see how large the figure is
+        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)

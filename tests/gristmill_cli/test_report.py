@@ -6,11 +6,13 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.figure import Figure
 
 from gristmill.counts import READ, Counts
 from gristmill.engine.staleness.ledger import Ledger
@@ -21,6 +23,7 @@ from gristmill.io.readers import read_corpus
 from gristmill.storage.files import read_file
 from gristmill_cli.funnel import TRAIN, show_funnel
 from gristmill_cli.report.benchmarks import sample_spans
+from gristmill_cli.report.pictures import draw_curves
 from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer, load_options, read_options
@@ -238,3 +241,17 @@ def test_a_place_is_shown_once_though_it_is_exact_and_near(tmp_path: Path) -> No
     with pq.ParquetFile(tmp_path / "spans.parquet") as file:
         shown = sample_spans(file)["quiz"]
     assert sorted((span.key.row, span.match) for span in shown) == [(3, "exact 50%"), (4, "near 70%")]
+
+
+def test_a_picture_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """matplotlib's savefig would draw it twice, which is a fifth of a report's time."""
+    drawn = list[Figure]()
+    draw = Figure.draw
+
+    def count(figure: Figure, renderer: Any) -> None:
+        drawn.append(figure)
+        draw(figure, renderer)
+
+    monkeypatch.setattr(Figure, "draw", count)
+    assert draw_curves({"loss": [(1, 2), (2, 1)]}, "step", "loss").startswith("<svg")
+    assert len(drawn) == 1
