@@ -27,10 +27,10 @@ from gristmill.engine.staleness.outputs import reject_overlapping_folders, rejec
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, normal_name, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Slice, normal_name, paths_of
 from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.files import STATE_DIR
-from gristmill.io.readers import Slice, read_documents
+from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.files import FileInfo, file_info, is_folder, list_names
 from gristmill.text import text_digest

@@ -37,10 +37,10 @@ from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError, require
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
-from gristmill.io.documents import Document, paths_of, source_of
+from gristmill.io.documents import Document, Slice, paths_of, source_of
 from gristmill.io.facts import FactsFile, VectorReader, vector_path, written_by_file
 from gristmill.io.keys import Rows, is_among, read_split, split_keys
-from gristmill.io.readers import Slice, read_documents
+from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file
 from gristmill.text import utf8_size

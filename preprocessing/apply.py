@@ -29,8 +29,8 @@ from gristmill.engine.slices import SliceGroup, leaves_out_damaged, note_reading
 from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.artefacts import write_rows
-from gristmill.io.documents import PART_FIELD, Document
-from gristmill.io.readers import Slice, read_chosen, read_documents
+from gristmill.io.documents import PART_FIELD, Document, Slice
+from gristmill.io.readers import read_chosen, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.steps import MANY_FAILING, describe_error
 from gristmill.storage.files import is_file

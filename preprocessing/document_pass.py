@@ -23,7 +23,7 @@ from gristmill.engine.slices import SliceGroup, leaves_out_damaged, note_reading
 from gristmill.engine.task import FileSet, Result
 from gristmill.errors import GristmillError, UsageError
 from gristmill.io.artefacts import open_table, open_table_writer
-from gristmill.io.documents import Document
+from gristmill.io.documents import Document, Slice
 from gristmill.io.facts import (
     TYPES,
     FactsFile,
@@ -36,7 +36,7 @@ from gristmill.io.facts import (
     stream_facts,
     write_index,
 )
-from gristmill.io.readers import Slice, read_documents
+from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, Sink, open_jsonl_writer
 from gristmill.steps import Batch, DocumentStep, Processed, is_vector, run_steps, vector_length
 from gristmill.text import utf8_size

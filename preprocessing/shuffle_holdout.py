@@ -34,9 +34,8 @@ from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, Slice, paths_of
 from gristmill.io.files import reject_unfinished
-from gristmill.io.readers import Slice
 from gristmill.io.tokenizer_file import find_tokenizer_file
 from gristmill.paths import absolute
 from preprocessing.datasets import shares_table, source_amounts, source_weights

@@ -32,8 +32,8 @@ from gristmill.engine.staleness.outputs import reject_overlapping_folders
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import paths_of
-from gristmill.io.readers import Slice, read_chosen, read_documents
+from gristmill.io.documents import Slice, paths_of
+from gristmill.io.readers import read_chosen, read_documents
 from gristmill.io.tokenizer_file import QWEN2, require_tokenizers
 from gristmill.io.writers import Rejects
 from gristmill.processes import call_apart

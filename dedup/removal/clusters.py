@@ -20,10 +20,9 @@ from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError, UsageError
 from gristmill.io.artefacts import encode_names, integers, is_table, load_pickle, open_table
-from gristmill.io.documents import DocKey, Ranges, ReadInParts, source_of
+from gristmill.io.documents import DocKey, Ranges, ReadInParts, Slice, source_of
 from gristmill.io.external_sort import MAX_SCATTERED, ExternalSorter, write_records
 from gristmill.io.keys import PackedKeys
-from gristmill.io.readers import Slice
 from gristmill.storage.local import atomic_write
 
 # A document of a cluster. `file` is an index into the sorted file names, `position` the document's row in the input.

@@ -23,10 +23,10 @@ from dedup.removal.removal_table import FOUND_IDS
 from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet, Result
-from gristmill.io.documents import Document, source_of
+from gristmill.io.documents import Document, Slice, source_of
 from gristmill.io.external_sort import read_records, scatter_records, write_records
 from gristmill.io.keys import pack_keys
-from gristmill.io.readers import Slice, read_chosen
+from gristmill.io.readers import read_chosen
 from gristmill.storage.local import atomic_write
 
 CLUSTERED = "in a cluster"

@@ -28,8 +28,7 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.slices import cut_corpus, group_slices
 from gristmill.engine.task import FileSet, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CorpusFile
-from gristmill.io.readers import Slice
+from gristmill.io.documents import CorpusFile, Slice
 from gristmill.wording import count_of
 
 _SHARDS = 64  # of an index, which one task reads

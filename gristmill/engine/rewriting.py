@@ -24,9 +24,18 @@ from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import open_table, open_table_writer, stream_table
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, normal_name, paths_of, source_of, stem, table_name
+from gristmill.io.documents import (
+    CORPUS_SUFFIXES,
+    CorpusFile,
+    Slice,
+    normal_name,
+    paths_of,
+    source_of,
+    stem,
+    table_name,
+)
 from gristmill.io.files import STATE_DIR, rejects_path
-from gristmill.io.readers import SLICE_BYTES, Slice
+from gristmill.io.readers import SLICE_BYTES
 from gristmill.io.writers import merge_schemas, reject_unwritable, schema_of, write_documents
 from gristmill.storage.local import concatenate
 

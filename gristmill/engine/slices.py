@@ -15,8 +15,8 @@ from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import Result, Task
 from gristmill.errors import DamagedFile, InputError
 from gristmill.io import readers
-from gristmill.io.documents import ONE_SLICE, CorpusFile, SliceStart
-from gristmill.io.readers import Slice, find_cuts, is_cut, read_corpus, slices_at
+from gristmill.io.documents import ONE_SLICE, CorpusFile, Slice, SliceStart, slices_at
+from gristmill.io.readers import find_cuts, is_cut, read_corpus
 
 SMALL_BYTES = 256 << 10  # smaller slices are grouped
 GROUP_BYTES = 4 << 20  # a group is not larger: enough tasks are left for all workers

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gristmill.counts import Counts
-from gristmill.io.documents import CorpusFile
-from gristmill.io.readers import Slice
+from gristmill.io.documents import CorpusFile, Slice
 
 # whose versions decide bytes of some stage
 LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "tokenizers", "ftfy", "resiliparse",

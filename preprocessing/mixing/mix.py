@@ -21,8 +21,8 @@ from gristmill.counts import LEFT_OUT, REPEATED, WRITTEN, Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
-from gristmill.io.documents import KEY_FIELD, Document
-from gristmill.io.readers import Slice, read_documents
+from gristmill.io.documents import KEY_FIELD, Document, Slice
+from gristmill.io.readers import read_documents
 from gristmill.io.writers import ZSTD_LEVEL, Rejects
 from gristmill.text import utf8_size
 from preprocessing.mixing.drops import files_of, load_drops

@@ -19,7 +19,8 @@ from benchmarks.process_memory import MemoryPeak, measure_peak, resident_memory
 from gristmill.budget import Budget, memory_budget
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
-from gristmill.io.readers import Slice, plan_slices
+from gristmill.io.documents import Slice
+from gristmill.io.readers import plan_slices
 from preprocessing.apply import apply_to_slices
 from preprocessing.mixing.shuffle_buckets import NUMBERS, open_scatter, write_bucket_file
 from preprocessing.tokenize_corpus import encode_slices

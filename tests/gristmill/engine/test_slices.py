@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gristmill.engine.slices import SMALL_BYTES, SliceGroup, group_slices
-from gristmill.io.readers import Slice
+from gristmill.io.documents import Slice
 
 
 def groups_of(names: list[str], size: int = 100) -> list[SliceGroup]:

@@ -21,8 +21,8 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io import arrow_tables, readers
 from gristmill.io.arrow_tables import records
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import DocKey, Document
-from gristmill.io.readers import Slice, plan_slices, read_corpus, read_documents
+from gristmill.io.documents import DocKey, Document, Slice
+from gristmill.io.readers import plan_slices, read_corpus, read_documents
 from gristmill.io.writers import Rejects
 
 

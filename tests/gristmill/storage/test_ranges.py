@@ -12,7 +12,8 @@ from gristmill.engine.execution.staging import Scratch, staged
 from gristmill.engine.task import Task
 from gristmill.io import readers
 from gristmill.io.corpus import list_corpus
-from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.documents import Slice
+from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.objects import upload
 from tests.object_store import Store
