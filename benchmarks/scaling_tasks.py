@@ -33,12 +33,12 @@ from preprocessing.encode import MAX_PART_BYTES
 from preprocessing.mixing.band_epochs import write_epoch_numbers
 from preprocessing.mixing.decisions import decide_groups, sort_digests, write_holdout_numbers
 from preprocessing.mixing.drops import split_drops
-from preprocessing.mixing.facts import DIGEST
 from preprocessing.mixing.mix import mix_group, write_manifest, write_weight_numbers
 from preprocessing.mixing.mix_manifest import write_mix_manifest
 from preprocessing.mixing.sampling import choose_bin, find_kth
 from preprocessing.mixing.split import split_part
 from preprocessing.mixing.token_rows import EncodedGroup, encode_group, write_token_shard
+from preprocessing.steps.text_digest import DIGEST
 from preprocessing.tokenize_corpus import encode_slices
 from preprocessing.tokenizer.shard_files import ShardReport, TokenizerFacts, read_tokenizer, write_shard
 

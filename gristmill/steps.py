@@ -29,8 +29,10 @@ from gristmill.errors import GristmillError, UsageError
 
 MANY_FAILING = 20  # documents: if so many fail, and most of a batch, the function is wrong and not the documents
 VALUE_TYPES = ("bool", "int64", "uint64", "float32", "float64", "string")
-FORM_CHARACTERS = "form_characters"  # facts that several packages know: the length of the matching form
+# facts whose readers need not know the steps that note them
+FORM_CHARACTERS = "form_characters"  # the length of the matching form
 FORM_BYTES = "form_bytes"
+TOKENS = "tokens"
 VECTOR = "uint32["  # begins the type of a fact that is a row of numbers, such as uint32[128]
 Facts = Mapping[str, NDArray[Any]]
 

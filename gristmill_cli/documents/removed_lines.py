@@ -14,10 +14,10 @@ from gristmill_cli.documents.removed_texts import read_raw_document
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.pipeline import STAGES, context_of
 from gristmill_cli.stages.spec import StageSpec
-from preprocessing.mixing.facts import DIGEST
 from preprocessing.mixing.keep_list import GONE, KeepList, describe_text, parse_text_line
 from preprocessing.steps.normalise import Normalise
 from preprocessing.steps.recipe_rules import RecipeRules
+from preprocessing.steps.text_digest import DIGEST
 from preprocessing.steps.user_function import UserFunction
 
 

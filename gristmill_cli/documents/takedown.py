@@ -12,9 +12,8 @@ from gristmill.engine.execution.staging import local_copies
 from gristmill.io.artefacts import open_table
 from gristmill.io.facts import INDEX_FILE, read_index, written_by_file
 from gristmill.storage.files import is_file
-from preprocessing.mixing.facts import text_digests
 from preprocessing.mixing.keep_list import DROP, KeepList, describe_text
-from preprocessing.steps.text_digest import TEXT_DIGEST
+from preprocessing.steps.text_digest import TEXT_DIGEST, text_digests
 
 
 def describe_takedown(

@@ -21,8 +21,8 @@ from gristmill_cli.documents.takedown import held_digests
 from gristmill_cli.documents.tracer import Fate, Tracer, Way
 from gristmill_cli.run_config import is_data_run, load_options, read_options
 from gristmill_cli.stages.pipeline import facts_of_raw_corpus
-from preprocessing.mixing.facts import DIGEST
 from preprocessing.mixing.keep_list import DROP, GONE, KEEP, ListedText, parse_text_line
+from preprocessing.steps.text_digest import DIGEST
 
 _MAX_ERRORS = 3  # of documents that are not found, which are quoted
 

@@ -21,10 +21,11 @@ from gristmill.io.artefacts import encode_names, stream_table, write_table
 from gristmill.io.external_sort import ExternalSorter, write_records
 from preprocessing.mixing.band_epochs import BandEpochs
 from preprocessing.mixing.drops import load_drops
-from preprocessing.mixing.facts import DIGEST, GroupFacts, MixFacts, is_kept
+from preprocessing.mixing.facts import GroupFacts, MixFacts, is_kept
 from preprocessing.mixing.sampling import random_numbers, select_kth, write_numbers
 from preprocessing.mixing.shuffle_buckets import NOT_ELIGIBLE
 from preprocessing.mixing.split import Limits, held_out_documents
+from preprocessing.steps.text_digest import DIGEST
 
 HELD_OUT_COPY = -1  # in place of a number of copies: the document is held out
 _SORTED = np.dtype([("digest", DIGEST)])

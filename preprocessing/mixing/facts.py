@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from gristmill.errors import InputError
 from gristmill.io.documents import source_of
 from gristmill.io.facts import SUFFIX, FactsFile, WrittenSlice, written_by_file
+from gristmill.steps import TOKENS
 from preprocessing.scoring.score_choice import ScoreBands
-from preprocessing.steps.text_digest import TEXT_DIGEST
-from preprocessing.steps.token_count import TOKENS
-
-DIGEST = np.dtype("S16")  # the first half of a text's SHA-256
-_DIGEST_HALVES = np.dtype([("high", "<u8"), ("low", "<u8")])
+from preprocessing.steps.text_digest import DIGEST, TEXT_DIGEST, text_digests
 
 
 @dataclass(frozen=True)
@@ -96,14 +93,6 @@ def _join(
         noted = {fact: in_order.column(fact).to_numpy() for fact in bands.facts}
         of_bands[np.isin(rows, in_order.column("row").to_numpy())] = bands.find(source_of(name), noted)
     return MixFacts(name, rows, table.column("bytes").to_numpy(), tokens, text_digests(table), of_bands)
-
-
-def text_digests(table: pa.Table) -> NDArray[np.bytes_]:
-    """Return the digests (n) of the texts of documents, given a table of facts (n)."""
-    halves = np.empty(table.num_rows, _DIGEST_HALVES)
-    halves["high"] = table.column(TEXT_DIGEST[0]).to_numpy()
-    halves["low"] = table.column(TEXT_DIGEST[1]).to_numpy()
-    return halves.view(DIGEST)
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file, read_file
 from gristmill.wording import count_of
-from preprocessing.mixing.facts import DIGEST, text_digests
 from preprocessing.mixing.first_texts import FirstTexts, follow_keys
-from preprocessing.steps.text_digest import TEXT_DIGEST
+from preprocessing.steps.text_digest import DIGEST, TEXT_DIGEST, text_digests
 
 KEEP = "keep"
 DROP = "drop"

@@ -4,9 +4,13 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from gristmill.steps import Batch, DocumentStep, Outcome
 
+DIGEST = np.dtype("S16")  # the first half of a text's SHA-256
+_DIGEST_HALVES = np.dtype([("high", "<u8"), ("low", "<u8")])
 TEXT_DIGEST = ("sha256_high", "sha256_low")
 CHARACTERS = "characters"
 
@@ -23,3 +27,11 @@ class TextDigest(DocumentStep):
         high, low = np.frombuffer(digests, "<u8").reshape(-1, 2).T
         lengths = [len(text) for text in batch.texts]
         return Outcome(facts={CHARACTERS: lengths, TEXT_DIGEST[0]: high, TEXT_DIGEST[1]: low})
+
+
+def text_digests(facts: pa.Table) -> NDArray[np.bytes_]:
+    """Return the digests (n) of the texts of documents, given a table of facts (n) that this step noted."""
+    halves = np.empty(facts.num_rows, _DIGEST_HALVES)
+    halves["high"] = facts.column(TEXT_DIGEST[0]).to_numpy()
+    halves["low"] = facts.column(TEXT_DIGEST[1]).to_numpy()
+    return halves.view(DIGEST)

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.io.tokenizer_file import find_tokenizer_file
-from gristmill.steps import Batch, DocumentStep, Outcome
-
-TOKENS = "tokens"
+from gristmill.steps import TOKENS, Batch, DocumentStep, Outcome
 
 
 @dataclass(frozen=True)
