@@ -10,14 +10,16 @@ from typing import Any
 import msgspec
 
 from benchmarks.scaling_store import CountingStore
-from dedup.candidates.exact_copies import digest_facts, digest_slices
+from dedup.candidates.exact_copies import digest_slices
 from dedup.candidates.input_shards import ShardSummary, summarize_shards
 from dedup.candidates.pair_files import parse_pairs
 from dedup.candidates.signature_shards import SUFFIX, ShardHeader
+from dedup.from_facts.exact_copies import digest_facts
+from dedup.from_facts.signatures import write_signed
 from dedup.generate_connected_components import write_components
 from dedup.minhash.signatures import Sketch
 from dedup.removal.clusters import MemberPlan, sort_members
-from dedup.to_hash import split_skipped, write_signed
+from dedup.to_hash import split_skipped
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.execution.call import Call
 from gristmill.engine.execution.staging import remote_ranges as ranges_read_by

@@ -20,16 +20,13 @@ from dedup.candidates.exact_copies import (
     DIGESTED_ROW,
     FIRST,
     RowLocator,
-    digest_facts,
     digest_slices,
-    group_facts,
     join_copies,
 )
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.shingles import MatchOn
 from gristmill.command import command
 from gristmill.counts import READ, Counts
-from gristmill.engine.facts import count_files, list_facts, plan_facts, without_vectors
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import cut_raw_corpus, group_slices
@@ -76,7 +73,7 @@ def generate_exact_pairs(
     Returns:
         Documents read, copies and unique documents (including the first of each group), per source.
     """
-    _check(input_dir, out_file, on, scope)
+    check_names(input_dir, out_file, on, scope)
     files = list_corpus(input_dir, text_column=text_column)
     outputs = (out_file, out_file.with_suffix(".parquet"))
     with open_stage(
@@ -97,65 +94,16 @@ def generate_exact_pairs(
         copies, joined = join_digests(run, digested, DIGESTED_ROW, "copies", join_copies, {"sources": sources})
         numbers = {name: number for number, name in enumerate(names)}
         places = RowLocator.of(groups, digested.values(list[int]), numbers)
-        _write(run, names, places, copies, outputs)
-        counts = run.finish(_join_counts(digested.counts, joined.counts))
+        write_copies(run, names, places, copies, outputs)
+        counts = run.finish(join_counts(digested.counts, joined.counts))
     if not options.quiet:
-        _print_summary(counts, joined.counts.total(FIRST).documents)
+        print_summary(counts, joined.counts.total(FIRST).documents)
     return counts
 
 
-def pair_exact_copies(
-    facts_dir: Path, out_file: Path, scope: Scope = "global", options: RunOptions = RunOptions()
-) -> Counts:
-    """Write exact copies as generate_exact_pairs does, from the facts of a pass with the step Fingerprint.
-
-    Args:
-        facts_dir: Folder of facts that prepare wrote.
-        out_file: DUP/duplicate_pairs_exact.txt; a table of the same name (.parquet) has the same pairs.
-        scope: per-source compares documents only with documents of their own source.
-        options: Workers, memory, and when to stop; they change no output.
-
-    Returns:
-        Documents read, copies and unique documents (including the first of each group), per source.
-    """
-    _check(facts_dir, out_file, "matching_form", scope)
-    outputs = (out_file, out_file.with_suffix(".parquet"))
-    paths = list_facts(facts_dir)
-    with open_stage(
-        STAGE,
-        out_file.parent,
-        options,
-        label=out_file.name,
-        reads={facts_dir: paths},
-        files=outputs,
-    ) as run:
-        done = run.goal({"scope": scope, "facts": FileSet(without_vectors(paths))}, outputs)
-        if done is not None:
-            return run.finish(done)
-        files = plan_facts(run, facts_dir)
-        groups = group_facts(files)
-        tasks = list[Task]()
-        for group in groups:
-            output = run.work / "digests" / f"{group[0].path}.bin"
-            facts = FileSet(tuple(facts_dir / file.path for file in group))
-            arguments = {"facts": facts, "slices": [file.slices for file in group], "scope": scope, "output": output}
-            tasks.append(Task(group[0].path, digest_facts, arguments, (output,)))
-        digested = run.step("digests", tasks)
-        sources = SourceRuns.of([group[0].slices[0].file for group in groups])
-        copies, joined = join_digests(run, digested, DIGESTED_ROW, "copies", join_copies, {"sources": sources})
-        names_of_files = set[str]()
-        for file in files:
-            names_of_files.update(part.file for part in file.slices)
-        names = sorted(names_of_files)
-        _write(run, names, RowLocator.of_facts(groups, names), copies, outputs)
-        counts = _join_counts(digested.counts, joined.counts)
-        counts = run.finish(counts.merge(run.note("files that are read", count_files(files))))
-    if not options.quiet:
-        _print_summary(counts, joined.counts.total(FIRST).documents)
-    return counts
-
-
-def _write(run: StageRun, names: list[str], places: RowLocator, copies: FileSet, outputs: tuple[Path, Path]) -> None:
+def write_copies(
+    run: StageRun, names: list[str], places: RowLocator, copies: FileSet, outputs: tuple[Path, Path]
+) -> None:
     """Run the step that writes the lines and the table."""
     pairs, table = outputs
     arguments = {"names": names, "places": places, "copies": copies, "pairs": pairs, "table": table}
@@ -205,7 +153,7 @@ def write_pairs(names: list[str], places: RowLocator, copies: FileSet, pairs: Pa
             write(columns)
 
 
-def _print_summary(counts: Counts, groups: int) -> None:
+def print_summary(counts: Counts, groups: int) -> None:
     """Print how many groups of copies there are, and how much of the text they are."""
     read = counts.total(READ)
     copied = counts.total(COPY)
@@ -217,7 +165,7 @@ def _print_summary(counts: Counts, groups: int) -> None:
     )
 
 
-def _join_counts(digested: Counts, joined: Counts) -> Counts:
+def join_counts(digested: Counts, joined: Counts) -> Counts:
     """Return counts per source, with read = copies + unique + malformed."""
     counts = Counts({}, digested.examples, digested.damaged, digested.stored)
     for source, reason, tally in digested.rows():
@@ -229,7 +177,7 @@ def _join_counts(digested: Counts, joined: Counts) -> Counts:
     return counts
 
 
-def _check(input_dir: Path, out_file: Path, on: str, scope: str) -> None:
+def check_names(input_dir: Path, out_file: Path, on: str, scope: str) -> None:
     """Raise UsageError for a value or a name that is not expected."""
     if on not in get_args(MatchOn) or scope not in get_args(Scope):
         forms = " or ".join(get_args(MatchOn))

@@ -6,8 +6,6 @@ Documents → matching form → shingles → hashes → signature → shard.
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -21,13 +19,11 @@ from tyro.conf import Positional
 from dedup.candidates.signature_shards import SUFFIX, write_shard
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.schemes import Hash
-from dedup.minhash.signatures import Sketch, note_compilation, signatures
-from dedup.steps.fingerprint import SHINGLES, SIGNATURE, memory_to_sign
+from dedup.minhash.signatures import Sketch, memory_to_sign, note_compilation, signatures
 from gristmill.batches import batched_in_chunks
 from gristmill.budget import reserve_memory
 from gristmill.command import command
 from gristmill.counts import READ, Counts
-from gristmill.engine.facts import count_files, list_facts, plan_facts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, open_stage
@@ -37,8 +33,7 @@ from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError, require
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
-from gristmill.io.documents import Document, Slice, paths_of, source_of
-from gristmill.io.facts import FactsFile, VectorReader, vector_path, written_by_file
+from gristmill.io.documents import Document, Slice, paths_of
 from gristmill.io.keys import Rows, is_among, read_split, split_keys
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
@@ -51,7 +46,7 @@ TOO_SHORT = "no shingle"  # shorter than a shingle; in SlimPajama they are all d
 SKIPPED = "skipped"
 BATCH_CHARACTERS = 4 << 20  # of the documents in a record batch of a shard
 _CHUNK_CHARACTERS = 1 << 20  # hashed together: at most that of a text whose memory is held until the next is read
-_NO_ROWS = np.empty(0, np.int64)
+NO_ROWS = np.empty(0, np.int64)
 
 
 def to_hash(
@@ -125,7 +120,7 @@ def to_hash(
         reject_unknown_files(target.folder, map(target.shard, slices), (SUFFIX,), run.ledger)
         note_compilation(sketch, options.quiet)
         groups_of_files = list(map(_files_of, group_slices(slices)))
-        skipped, keys = _split_skipped(run, skip, groups_of_files, f"{target.prefix}keys")
+        skipped, keys = plan_skipped(run, skip, groups_of_files, f"{target.prefix}keys")
 
         def plan(groups: list[SliceGroup]) -> Iterator[Task]:
             for group in groups:
@@ -138,86 +133,11 @@ def to_hash(
         counts = run.finish(signed.counts)
     note_count_mismatch(0 if share else n_docs, counts, options)
     if run.ran and not options.quiet:
-        _print_notes(counts, sketch, skip if keys else None)
+        print_notes(counts, sketch, skip if keys else None)
     return counts
 
 
-def select_signatures(
-    facts_dir: Path, output_dir: Path, sketch: Sketch, skip: Path | None = None, options: RunOptions = RunOptions()
-) -> Counts:
-    """Write signature shards as to_hash does, from the facts of a pass with the step Fingerprint.
-
-    Args:
-        facts_dir: Folder of facts that prepare wrote.
-        output_dir: MINHASH/, the folder of signature shards to write.
-        sketch: What the signatures were made with.
-        skip: Keys of documents to leave out, such as the copies that pair_exact_copies found.
-        options: Workers, memory, and when to stop; they change no output.
-
-    Returns:
-        Documents read, signed, skipped and too short (no shingle), per source.
-    """
-    with open_stage(
-        STAGE, output_dir, options, reads={facts_dir: list_facts(facts_dir)}, publishes=[output_dir]
-    ) as run:
-        listed = plan_facts(run, facts_dir)
-        files = [file for file in listed if file.documents]
-        planned = list[Path]()
-        for file in files:
-            planned += _shards_of(file, output_dir).values()
-        reject_unknown_files(output_dir, planned, (SUFFIX,), run.ledger)
-        groups = [_corpus_files_of(file) for file in files]
-        skipped, keys = _split_skipped(run, skip, groups, "keys")
-        tasks = list[Task]()
-        for file, group in zip(files, groups, strict=True):
-            path = facts_dir / file.path
-            shards = _shards_of(file, output_dir)
-            given = {
-                "facts": path,
-                "vectors": vector_path(path, SIGNATURE),
-                "shards": shards,
-                "sketch": sketch,
-                "skip": skipped.get(group),
-            }
-            tasks.append(Task(file.path, write_signed, given, tuple(shards.values())))
-        signed = run.step("select", tasks)
-        counts = run.finish(signed.counts.merge(run.note("files that are read", count_files(listed))))
-    if run.ran and not options.quiet:
-        _print_notes(counts, sketch, skip if keys else None)
-    return counts
-
-
-def _shards_of(file: FactsFile, output_dir: Path) -> dict[str, Path]:
-    """Return the shard of each corpus file of which documents are in a file of facts, by its name."""
-    return {part.file: output_dir / f"{part.file}+{part.first}{SUFFIX}" for part in file.slices if part.documents}
-
-
-def _corpus_files_of(file: FactsFile) -> tuple[str, ...]:
-    """Return the corpus files of which documents are in a file of facts."""
-    return tuple(dict.fromkeys(part.file for part in file.slices))
-
-
-def write_signed(facts: Path, vectors: Path, shards: dict[str, Path], sketch: Sketch, skip: Path | None) -> Counts:
-    """Task: write the signatures in a file of facts to the shard of each corpus file, without the keys in `skip`."""
-    counts = Counts({}, [])
-    names = tuple(shards)
-    keys = read_split(skip, names) if skip else {}
-    reader = VectorReader(vectors, SIGNATURE, sketch.permutations)
-    for name, tables in groupby(written_by_file(facts, (SHINGLES, "bytes")), key=itemgetter(0)):
-        skipped = keys.get(name, _NO_ROWS)
-        with write_shard(shards[name], name, sketch) as shard:
-            for _, table in tables:
-                rows = table.column("row").to_numpy()
-                sizes = table.column("bytes").to_numpy()
-                is_skipped = is_among(rows, skipped)
-                is_signed = (table.column(SHINGLES).to_numpy() > 0) & ~is_skipped
-                shard.add(rows[is_signed], reader.take(len(rows))[is_signed])
-                counts.add(source_of(name), READ, int(sizes.sum()), len(rows))
-                _count_signed(counts, source_of(name), sizes, is_signed, is_skipped)
-    return counts
-
-
-def _count_signed(
+def count_signed(
     counts: Counts, source: str, sizes: NDArray[np.int64], is_signed: NDArray[np.bool_], is_skipped: NDArray[np.bool_]
 ) -> None:
     """Count documents (n) of these sizes by what became of each."""
@@ -268,7 +188,7 @@ def sign_slices(group: SliceGroup, outputs: tuple[Path, ...], sketch: Sketch, ba
     counts = Counts({}, [])
     keys = read_split(skip, _files_of(group)) if skip else {}
     for part, output in zip(group, outputs, strict=True):
-        _sign_slice(part, output, sketch, batch, keys.get(part.name, _NO_ROWS), counts)
+        _sign_slice(part, output, sketch, batch, keys.get(part.name, NO_ROWS), counts)
     return counts
 
 
@@ -300,11 +220,11 @@ def _sign_chunk(
     is_signed = np.zeros(len(chunk), np.bool_)
     is_signed[~is_skipped] = shingles > 0
     sizes = np.array([utf8_size(document.text) for document in chunk], np.int64)
-    _count_signed(counts, part.source, sizes, is_signed, is_skipped)
+    count_signed(counts, part.source, sizes, is_signed, is_skipped)
     return rows[is_signed], values[shingles > 0]
 
 
-def _split_skipped(
+def plan_skipped(
     run: StageRun, skip: Path | None, groups: Sequence[tuple[str, ...]], name: str
 ) -> tuple[dict[tuple[str, ...], Path], int]:
     """Run the step that gives each group of files its own keys to skip; returns their paths, and how many keys are."""
@@ -325,7 +245,7 @@ def _files_of(group: SliceGroup) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.name for part in group))
 
 
-def _print_notes(counts: Counts, sketch: Sketch, skip: Path | None) -> None:
+def print_notes(counts: Counts, sketch: Sketch, skip: Path | None) -> None:
     """Print what share of documents has no signature, and whether there was nothing to skip."""
     short = counts.total(TOO_SHORT).documents
     read = counts.total(READ).documents

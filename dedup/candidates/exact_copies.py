@@ -5,7 +5,6 @@ writes the copies in it. A document is named by its group and its row there unti
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -16,14 +15,11 @@ from dedup.candidates.digest_join import DIGEST, is_repeated, sorted_records, wi
 from dedup.candidates.document_ids import ALONE, SourceRuns, SourceTallies
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.shingles import MatchOn, digest_texts
-from dedup.steps.fingerprint import FORM_DIGEST
 from gristmill.batches import batched
 from gristmill.counts import READ, Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
-from gristmill.io.documents import source_of
 from gristmill.io.external_sort import write_records
-from gristmill.io.facts import FactsFile, WrittenSlice, written_by_file
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
@@ -36,8 +32,6 @@ COPY = "copy"
 FIRST = "first"  # of a group of equal documents
 _BATCH_CHARACTERS = 4 << 20  # that are digested together
 _BATCH_DOCUMENTS = 4096  # that are digested together
-_FACTS_FILES = 64  # of facts that one task reads
-_FACTS_ROWS = 1 << 24  # of facts that one task reads
 
 
 @leaves_out_damaged
@@ -71,67 +65,6 @@ def _iter_records(
             yield records
 
 
-def group_facts(files: Sequence[FactsFile]) -> list[list[FactsFile]]:
-    """Gather consecutive files of facts of one source, those with documents, so that few tasks read many small ones."""
-    groups = list[list[FactsFile]]()
-    rows = 0
-    for file in files:
-        if not file.documents:
-            continue
-        is_full = not groups or len(groups[-1]) == _FACTS_FILES or rows > _FACTS_ROWS
-        if is_full or _source(groups[-1][0]) != _source(file):
-            groups.append([])
-            rows = 0
-        groups[-1].append(file)
-        rows += _count_rows(file.slices)
-    return groups
-
-
-def _source(file: FactsFile) -> str:
-    return source_of(file.slices[0].file)
-
-
-def _count_rows(slices: Sequence[WrittenSlice]) -> int:
-    return sum(part.end - part.first for part in slices)
-
-
-def digest_facts(facts: FileSet, slices: list[list[WrittenSlice]], scope: Scope, output: Path) -> Counts:
-    """Task: write the DIGESTED_ROWs of the documents in a group of files of facts, each with its `slices`."""
-    counts = Counts({}, [])
-    source = source_of(slices[0][0].file)
-    salt = np.zeros(2, "<u8")
-    if scope == "per-source":
-        salt = np.frombuffer(blake2b(source.encode(), digest_size=16).digest(), "<u8")
-
-    def blocks() -> Iterator[NDArray]:
-        start = 0
-        for path, parts in zip(facts.paths, slices, strict=True):
-            starts = _starts_of(parts, start)
-            start += _count_rows(parts)
-            for file, table in written_by_file(path, (*FORM_DIGEST, "bytes")):
-                records = np.empty(table.num_rows, DIGESTED_ROW)
-                records["high"] = table.column(FORM_DIGEST[0]).to_numpy() ^ salt[0]
-                records["low"] = table.column(FORM_DIGEST[1]).to_numpy() ^ salt[1]
-                records["row"] = table.column("row").to_numpy() + starts[file]
-                records["size"] = table.column("bytes").to_numpy()
-                size = int(table.column("bytes").to_numpy().sum())
-                counts.add(source, READ, size, len(records))
-                counts.add(source, DIGESTED, size, len(records))
-                yield records
-
-    write_records(output, blocks())
-    return counts
-
-
-def _starts_of(slices: Sequence[WrittenSlice], start: int) -> dict[str, int]:
-    """Return what is added to a row of each file to get the row in the group, whose rows begin at `start` here."""
-    starts = dict[str, int]()
-    for part in slices:
-        starts[part.file] = start - part.first
-        start += part.end - part.first
-    return starts
-
-
 class RowLocator(NamedTuple):
     """The slices (n) of a corpus in order, to turn rows in groups into rows in files."""
 
@@ -151,23 +84,6 @@ class RowLocator(NamedTuple):
             for part in group:
                 files.append(numbers[part.name])
                 first_rows.append(part.first_row)
-        return cls(np.array(packed, np.uint64), np.array(files, np.uint32), np.array(first_rows, np.int64))
-
-    @classmethod
-    def of_facts(cls, groups: Sequence[Sequence[FactsFile]], names: Sequence[str]) -> Self:
-        """Build it from groups of files of facts, as digest_facts numbers their rows; `names` are of all files."""
-        numbers = {name: number for number, name in enumerate(names)}
-        packed = list[int]()
-        files = list[int]()
-        first_rows = list[int]()
-        for group_number, group in enumerate(groups):
-            start = 0
-            for file in group:
-                for part in file.slices:
-                    packed.append(group_number << 32 | start)
-                    files.append(numbers[part.file])
-                    first_rows.append(part.first)
-                    start += part.end - part.first
         return cls(np.array(packed, np.uint64), np.array(files, np.uint32), np.array(first_rows, np.int64))
 
     def find(self, groups: NDArray[np.uint32], rows: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray]:

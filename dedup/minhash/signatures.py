@@ -38,6 +38,8 @@ from gristmill.kernels import kernel
 _BLOCK = 512  # shingles hashed side by side: their words stay in the L1 cache
 _CHUNK = 1 << 15  # shingles hashed before the signature is updated; fss needs all of a text at once
 _VARYING_BLOCK = 128  # shingles hashed side by side where their lengths vary
+_MEMORY_AN_ASCII_CHARACTER = 4  # bytes of memory, as it is read
+_MEMORY_A_CHARACTER = 14  # bytes of memory for a character that is not ASCII: text, UTF-8, form and place
 
 
 @dataclass(frozen=True)
@@ -298,3 +300,9 @@ def _hash_long(
             end = start + np.int64(length)
             values[back] = xxh32(form, start, end) if sha1 is None else sha1_32(form, start, end, words[0])
     return short[:count], int(np.int64(max_length))
+
+
+def memory_to_sign(texts: Sequence[str]) -> int:
+    """Return the bytes that the longest text takes while it is signed; others, packed together, take little."""
+    longest = max(texts, key=len, default="")
+    return len(longest) * (_MEMORY_AN_ASCII_CHARACTER if longest.isascii() else _MEMORY_A_CHARACTER)

@@ -1,21 +1,18 @@
 """Step: note what documents are compared by: the digest and size of the matching form, and the MinHash signature."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dedup.minhash.matching_form import pack_forms
 from dedup.minhash.shingles import count_characters, digest_forms
-from dedup.minhash.signatures import Signer, Sketch
+from dedup.minhash.signatures import Signer, Sketch, memory_to_sign
 from gristmill.budget import reserve_memory
 from gristmill.steps import FORM_BYTES, FORM_CHARACTERS, Batch, DocumentStep, Outcome
 
 FORM_DIGEST = ("form_high", "form_low")  # halves of 128 bits
 SHINGLES = "shingles"
 SIGNATURE = "signature"
-_MEMORY_AN_ASCII_CHARACTER = 4  # bytes of memory, as it is read
-_MEMORY_A_CHARACTER = 14  # bytes of memory for a character that is not ASCII: text, UTF-8, form and place
 
 
 @dataclass(frozen=True)
@@ -26,6 +23,7 @@ class Fingerprint(DocumentStep):
     """
 
     name = "fingerprint"
+    removes = False
     libraries = ("unicode",)
     sketch: Sketch = field(default_factory=Sketch)
 
@@ -56,9 +54,3 @@ class Fingerprint(DocumentStep):
                 SIGNATURE: signer.values,
             }
         )
-
-
-def memory_to_sign(texts: Sequence[str]) -> int:
-    """Return the bytes that the longest text takes while it is signed; others, packed together, take little."""
-    longest = max(texts, key=len, default="")
-    return len(longest) * (_MEMORY_AN_ASCII_CHARACTER if longest.isascii() else _MEMORY_A_CHARACTER)

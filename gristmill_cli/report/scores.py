@@ -16,7 +16,7 @@ from gristmill_cli.report.removed import excerpt
 from gristmill_cli.stages.filter import ChooseByScore
 from gristmill_cli.stages.pipeline import clean_corpus
 from gristmill_cli.stages.spec import StageSpec
-from preprocessing.choose_by_score import read_score_sums
+from preprocessing.from_facts.low_scores import read_score_sums
 from preprocessing.scoring.score_statistics import NearLimit, ScoreSums
 
 _BARS = 16  # of a distribution

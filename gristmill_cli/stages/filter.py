@@ -13,9 +13,10 @@ from gristmill.wording import markdown_table
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.note_facts import ScoreAfterCopies, has_scores_after
 from gristmill_cli.stages.spec import RunContext, StageSpec
-from preprocessing.choose_by_score import STAGE as CHOOSE_BY_SCORE
-from preprocessing.choose_by_score import list_low_scores, read_score_sums
-from preprocessing.filter import KEPT, STAGE, list_short
+from preprocessing.filter import KEPT, STAGE
+from preprocessing.from_facts.low_scores import STAGE as CHOOSE_BY_SCORE
+from preprocessing.from_facts.low_scores import list_low_scores, read_score_sums
+from preprocessing.from_facts.short_documents import list_short
 from preprocessing.minimum_length import check_threshold
 from preprocessing.scoring.score_choice import Band, Choice, parse_bands
 from preprocessing.scoring.score_statistics import odd_scores

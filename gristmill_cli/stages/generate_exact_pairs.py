@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from dedup.generate_exact_pairs import STAGE, pair_exact_copies
+from dedup.from_facts.exact_copies import pair_exact_copies
+from dedup.generate_exact_pairs import STAGE
 from gristmill.counts import Counts
 from gristmill_cli.stages.spec import RunContext, StageSpec
 

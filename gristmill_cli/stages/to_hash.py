@@ -5,7 +5,8 @@ from typing import Any
 from dedup.candidates.input_shards import check_index, reject_own_index
 from dedup.clustering.keep_policy import check_sources, parse_keep
 from dedup.clustering.similarity import SimilarityCheck
-from dedup.to_hash import STAGE, select_signatures
+from dedup.from_facts.signatures import select_signatures
+from dedup.to_hash import STAGE
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
 from gristmill_cli.run_config import Dedup, RunConfig

@@ -26,7 +26,7 @@ from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
-from preprocessing.choose_by_score import read_score_sums
+from preprocessing.from_facts.low_scores import read_score_sums
 from preprocessing.mixing.mix_manifest import MixManifest
 from tests.gristmill_cli.documentation import PAGES, commands, shell
 from tests.preprocessing.fasttext_models import BAD, GOOD, write_model

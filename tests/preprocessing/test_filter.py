@@ -1,7 +1,6 @@
 """filter: the length rule, and key sets extended one data set at a time."""
 
 import pickle
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import READ
+from gristmill.engine.key_sets import merge_keys
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import FileSet
 from gristmill.errors import TooManyMalformed, UsageError
@@ -200,7 +200,7 @@ def test_merging_holds_a_file_at_a_time(tmp_path: Path, suffix: str) -> None:
         write_keys(tmp_path / f"{number}.parquet", {file: np.arange(0, 12_000, 2)})
     found = FileSet(tuple(tmp_path / f"{number}.parquet" for number in range(50)))
     tracemalloc.start()
-    sys.modules[find_short.__module__].merge_keys(found, tmp_path / f"all{suffix}", memory=4 << 20)
+    merge_keys(found, tmp_path / f"all{suffix}", memory=4 << 20)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 12e6, peak

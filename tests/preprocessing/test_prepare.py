@@ -20,10 +20,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dedup.candidates.signature_shards import SUFFIX, open_shard
-from dedup.generate_exact_pairs import generate_exact_pairs, pair_exact_copies
+from dedup.from_facts.exact_copies import pair_exact_copies
+from dedup.from_facts.signatures import select_signatures
+from dedup.generate_exact_pairs import generate_exact_pairs
 from dedup.minhash.signatures import Sketch
 from dedup.steps.fingerprint import Fingerprint
-from dedup.to_hash import select_signatures, to_hash
+from dedup.to_hash import to_hash
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
@@ -31,8 +33,8 @@ from gristmill.io.facts import read_index
 from gristmill.io.lines import decompress
 from gristmill.steps import DocumentStep
 from preprocessing.filter import filter as find_short
-from preprocessing.filter import list_short
 from preprocessing.filter_quality import filter_quality
+from preprocessing.from_facts.short_documents import list_short
 from preprocessing.normalize_text import normalize_text
 from preprocessing.prepare import prepare
 from preprocessing.steps.normalise import Normalise

@@ -3,13 +3,13 @@
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dedup.dedup_train import dedup_train
+from gristmill.engine import key_sets
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io import readers as reading
@@ -217,7 +217,7 @@ def test_pass1_refuses_short_documents_of_a_filter_that_was_interrupted(
     norm, short = corpus(book=40), tmp_path / "short.pickle"
     find_short(norm, short, 0, "all", 30, quiet)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sys.modules[find_short.__module__], "merge_keys", interrupt)
+        patch.setattr(key_sets, "merge_keys", interrupt)
         find_short(norm, short, 0, "all", 10_000, quiet)
     with pytest.raises(InputError, match=r"short\.pickle is not up to date: filter-short\.pickle, .*Run filter again"):
         pass1(norm, tmp_path / "pass1", short_docs=short, options=quiet)

@@ -13,7 +13,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError
 from gristmill.io.keys import iter_keys
 from gristmill.steps import Batch, DocumentStep, Outcome
-from preprocessing.choose_by_score import KEPT, list_low_scores
+from preprocessing.from_facts.low_scores import KEPT, list_low_scores
 from preprocessing.prepare import prepare
 from preprocessing.scoring.score_choice import ALL, Band, Choice, ScoreBands
 from preprocessing.steps.text_digest import TextDigest

@@ -1,4 +1,4 @@
-"""Stage: list the documents whose scores are too low, from facts; the mix drops them. No text is read."""
+"""The stage `choose_by_score` of a run: list the documents whose scores are too low, from facts. No text is read."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -16,6 +16,7 @@ from gristmill.batches import batched
 from gristmill.console import wide_console
 from gristmill.counts import READ, Counts
 from gristmill.engine.facts import count_files, list_facts, plan_facts
+from gristmill.engine.key_sets import merge_task
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.staleness.ledger import Ledger, run_name
@@ -26,7 +27,7 @@ from gristmill.io.documents import source_of
 from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.facts import written_by_file
 from gristmill.io.files import STATE_DIR
-from gristmill.io.keys import sort_keys, write_keys, write_sorted_keys
+from gristmill.io.keys import write_keys
 from gristmill.storage.files import read_file
 from gristmill.storage.local import atomic_write_bytes
 from preprocessing.scoring.score_choice import Choice, Cut, Cuts, ScoreBands, is_kept
@@ -86,9 +87,8 @@ def list_low_scores(
             }  # fmt: skip
             tasks.append(Task(name, find_low_rows, arguments, (output,)))
         listed = run.step(_FIND, tasks)
-        keys = FileSet(tuple(run.ledger.path(record.outputs[0]) for record in listed.records))
-        merging = {"keys": keys, "output_file": output_file}
-        run.step("merge", [Task("merge", merge_low, merging, (output_file,), memory=options.memory_bytes)])
+        key_sets = [run.ledger.path(record.outputs[0]) for record in listed.records]
+        run.step("merge", [merge_task(key_sets, output_file, options.memory_bytes)])
         banded = [choice for choice in choices if choice.bands]
         if bands_file:
             sources = sorted(listed.counts.tallies)
@@ -291,9 +291,3 @@ def _noted(rows: pa.Table, fact: str, path: Path) -> NDArray[np.float32]:
         raise InputError(f"{path} has documents without the score {fact}: expected one for each; run prepare again")
     scores: NDArray[np.float32] = column.to_numpy()
     return scores
-
-
-def merge_low(keys: FileSet, output_file: Path, memory: int) -> None:
-    """Task: write the key set of all documents that go, ascending by file and row."""
-    with sort_keys(keys.paths, output_file.with_name(f"{output_file.name}.sorted"), memory // 2) as (names, blocks):
-        write_sorted_keys(output_file, names, blocks)
