@@ -18,7 +18,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational, Real
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -31,7 +31,6 @@ DROPPED = 2
 LAST = np.iinfo(np.int64).max  # rank of a document that lacks the policy's field or is of no listed source
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BILLIONTHS = re.compile(r"[.,]\d{6}(\d{1,9})")  # of a second, after its millionths
-CHOICES = "first, longest, source:wikipedia,book (in that order), newest:meta.timestamp (a field of the record)"
 
 
 Rank = tuple[int, int]  # rank and fine rank
@@ -48,11 +47,20 @@ class Candidate(NamedTuple):
 class KeepPolicy(ABC):
     """Says which document of a cluster is kept: that of the lowest rank, and among equals the first by key.
 
-    A policy is a frozen dataclass of its parameters, and a line in parse_keep.
+    A policy is a frozen dataclass of its parameters, and its name in POLICIES.
     """
 
     name: ClassVar[str]  # on the command line, before the colon
+    example: ClassVar[str] = ""  # of what stands after the colon, if a policy has parameters
     reads_documents: ClassVar[bool] = False  # else the source alone is known
+
+    @classmethod
+    def of(cls, words: str | None) -> Self | None:
+        """Return the policy, given what stands after the colon, None without one; None if this does not belong there.
+
+        A policy without parameters need not define it.
+        """
+        return cls() if words is None else None
 
     @property
     def path(self) -> list[str]:
@@ -102,7 +110,14 @@ class BySource(KeepPolicy):
     """Keep the document whose source is listed first; sources that are not listed come last."""
 
     name = "source"
+    example = "wikipedia,book (in that order)"
     sources: tuple[str, ...]
+
+    @classmethod
+    def of(cls, words: str | None) -> Self | None:
+        sources = tuple(source.strip() for source in (words or "").split(","))
+        is_list = all(sources) and len(set(sources)) == len(sources)
+        return cls(sources) if is_list else None
 
     def rank(self, candidate: Candidate) -> Rank:
         if candidate.source not in self.sources:
@@ -120,8 +135,13 @@ class Newest(KeepPolicy):
     """
 
     name = "newest"
+    example = "meta.timestamp (a field of the record)"
     reads_documents = True
     field: str
+
+    @classmethod
+    def of(cls, words: str | None) -> Self | None:
+        return cls(words) if words and all(words.split(".")) else None
 
     @property
     def path(self) -> list[str]:
@@ -131,23 +151,22 @@ class Newest(KeepPolicy):
         return rank_newest(candidate.value)
 
 
+POLICIES: tuple[type[KeepPolicy], ...] = (First, Longest, BySource, Newest)
+
+
 def parse_keep(text: str) -> KeepPolicy:
     """Parse the option --keep. UsageError if it names no policy.
 
     >>> parse_keep("source:wikipedia,book")
     BySource(sources=('wikipedia', 'book'))
     """
-    name, colon, rest = text.partition(":")
-    parts = tuple(part.strip() for part in rest.split(","))
-    if name == First.name and not colon:
-        return First()
-    if name == Longest.name and not colon:
-        return Longest()
-    if name == BySource.name and all(parts) and len(set(parts)) == len(parts):
-        return BySource(parts)
-    if name == Newest.name and all(rest.split(".")):
-        return Newest(rest)
-    raise UsageError(f"--keep {text}: expected one of {CHOICES}")
+    name, colon, words = text.partition(":")
+    for policy in POLICIES:
+        parsed = policy.of(words if colon else None) if policy.name == name else None
+        if parsed:
+            return parsed
+    choices = (f"{policy.name}:{policy.example}" if policy.example else policy.name for policy in POLICIES)
+    raise UsageError(f"--keep {text}: expected one of {', '.join(choices)}")
 
 
 def check_sources(keep: KeepPolicy, sources: Collection[str]) -> None:
