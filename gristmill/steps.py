@@ -127,6 +127,11 @@ class DocumentStep(ABC):
         return {}
 
     @property
+    def removes(self) -> bool:
+        """Return whether it may remove documents: a run then writes a table of those that go."""
+        return True
+
+    @property
     def foreign(self) -> str:
         """Return the name of a user's function that it calls, or ''."""
         return ""

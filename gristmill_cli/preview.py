@@ -19,18 +19,17 @@ from gristmill.counts import FAILED
 from gristmill.errors import UsageError, require
 from gristmill.io.documents import DocKey, Document
 from gristmill.io.readers import read_corpus
-from gristmill.steps import Batch, DocumentStep, Processed, run_steps
+from gristmill.steps import Batch, Processed, run_steps
 from gristmill.storage.files import is_folder
 from gristmill.wording import count_of
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig
+from gristmill_cli.stages.normalize_text import document_steps
 from preprocessing.quality.measures import TextMeasures
 from preprocessing.quality.recipe import LANGUAGE, Bounds, LanguageBounds, Recipe, load_recipe
 from preprocessing.scoring.score_choice import parse_bands
 from preprocessing.steps.model_score import ScoreOptions, score_steps, tables_after
-from preprocessing.steps.normalise import Normalise
 from preprocessing.steps.recipe_rules import RecipeRules
-from preprocessing.steps.user_function import UserFunction
 
 _PERCENTILES = (5, 50, 95)
 _RULES_SHOWN = 3  # of a language
@@ -119,8 +118,8 @@ def preview_scores(config: Positional[Path], documents: int = 1000, examples: in
     require(bool(options.scores), f"{config}: expected a table [scores.NAME], got none")
     require(documents > 0, f"--documents {documents}: expected 1 or more")
     scores = score_steps(options.scores)
-    steps: list[DocumentStep] = [Normalise(options.normalize.ftfy), *map(UserFunction.of, options.steps)]
-    if options.recipe:
+    steps = document_steps(options)
+    if options.recipe and options.apply.function:  # the rules stand after it, in a stage of their own
         steps.append(RecipeRules.of(options.recipe))
     sample, total = _sample(_documents_of(options), documents, seed)
     if not sample:

@@ -32,11 +32,11 @@ from gristmill.storage.files import (
 from gristmill.wording import count_of
 from gristmill_cli.funnel import FUNNEL_FILE
 from gristmill_cli.run_config import RunConfig, corpus_folders, recorded_options
+from gristmill_cli.stages.normalize_text import document_steps
 from gristmill_cli.stages.pipeline import STAGES
 from preprocessing.mixing.keep_list import KeepList
 from preprocessing.mixing.sampling import check_seed
-from preprocessing.steps.normalise import Normalise, web_libraries
-from preprocessing.steps.user_function import UserFunction
+from preprocessing.steps.normalise import web_libraries
 
 _NAMED_FOLDERS = 3  # of those that are not read
 _OPTION = re.compile(r"(?<![\w.-])--(\w+)\b(?!\.)")
@@ -66,7 +66,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     for stage in STAGES:
         with _section(stage.section):
             stage.check(config, sources)
-    check_steps([Normalise(), *map(UserFunction.of, config.steps)], CORE.names)
+    check_steps(document_steps(config), CORE.names)
     if config.keep_list:
         _note_rows(config.keep_list)
     _note_folders(config)

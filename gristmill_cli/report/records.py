@@ -133,10 +133,11 @@ def read_data_run(out: Path) -> DataRun:
     if "generate_duplicates_dict" in run.stages:
         run.removals = read_table(run, DUPLICATES, _sum_removals)
     config = run.config
-    if config and judging_stage(config).name in run.stages and (config.recipe or config.steps):
+    if config and judging_stage(config).name in run.stages:
         table = removed_table(config).relative_to(out)
-        run.by_rule = read_table(run, table, _sample_removals) or {}
-        run.by_detail = read_table(run, table, _count_details) or Counter()
+        if config.recipe or config.steps or is_file(out / table):
+            run.by_rule = read_table(run, table, _sample_removals) or {}
+            run.by_detail = read_table(run, table, _count_details) or Counter()
     for stage in stages_in_run(run.options):
         if stage.report_section and stage.name in run.stages:
             section = pkgutil.resolve_name(stage.report_section)(run, stage)

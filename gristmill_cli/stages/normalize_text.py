@@ -48,7 +48,7 @@ class NormalizeText(StageSpec):
         """Take the corpus through the steps; note facts, if no later stage writes it anew."""
         config = run.config
         target = self.path(config)
-        removes = bool(config.steps) or _has_rules(config) or config.max_failed > 0
+        removes = any(step.removes for step in document_steps(config)) or config.max_failed > 0
         counts, _ = prepare(
             run.corpus,
             target,
@@ -68,12 +68,8 @@ class NormalizeText(StageSpec):
         return counts
 
     def steps(self, run: RunContext) -> list[DocumentStep]:
-        """Return normalisation, the user's steps, the rules of a recipe, and what later stages decide by."""
-        config = run.config
-        steps: list[DocumentStep] = [Normalise(config.normalize.ftfy)]
-        steps += [UserFunction.of(options) for options in config.steps]
-        if _has_rules(config):
-            steps.append(RecipeRules.of(config.recipe))
+        """Return the steps that documents go through, and those that note what later stages decide by."""
+        steps = document_steps(run.config)
         if run.is_last_writer:
             return steps + run.fact_steps
         if run.first_texts:
@@ -121,6 +117,15 @@ class NormalizeText(StageSpec):
                 f"give a corpus with documents, or see what each rule removes: gristmill preview {config.recipe} CORPUS"
             )
         return "give a corpus with documents"
+
+
+def document_steps(config: RunConfig) -> list[DocumentStep]:
+    """Return the steps that rewrite or remove documents, in order. Another one of ours is a line of this list."""
+    return [
+        Normalise(config.normalize.ftfy),
+        *map(UserFunction.of, config.steps),
+        *([RecipeRules.of(config.recipe)] if _has_rules(config) else []),
+    ]
 
 
 def own_facts(config: RunConfig) -> Path:

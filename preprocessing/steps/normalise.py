@@ -22,6 +22,7 @@ class Normalise(DocumentStep):
     """Normalise texts to NFC; with `ftfy`, repair mojibake first."""
 
     name = "normalise"
+    removes = False
     ftfy: bool = False
 
     @property

@@ -20,6 +20,7 @@ class TextDigest(DocumentStep):
     """Note the number of characters, and the first 128 bits of the SHA-256 of the text in UTF-8, in two halves."""
 
     name = "digest of the text"
+    removes = False
     makes = {CHARACTERS: "int64"} | dict.fromkeys(TEXT_DIGEST, "uint64")
 
     def apply(self, batch: Batch) -> Outcome:

@@ -12,6 +12,7 @@ class TokenCount(DocumentStep):
     """Note how many tokens a text has, without those that begin and end documents."""
 
     name = "token count"
+    removes = False
     makes = {TOKENS: "int64"}  # noqa: RUF012
     tokenizer: Path
 

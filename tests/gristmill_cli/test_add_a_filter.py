@@ -13,13 +13,20 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dedup.clustering import keep_policy
 from dedup.clustering.keep_policy import Candidate, KeepPolicy
 from gristmill.config import load_config
+from gristmill.errors import UsageError
 from gristmill.io.readers import read_corpus
 from gristmill.steps import AnswerError, Batch
+from gristmill_cli import run_check
+from gristmill_cli.documents.trace import trace
+from gristmill_cli.report.write import report
 from gristmill_cli.run import run
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
+from gristmill_cli.stages import normalize_text
+from gristmill_cli.stages.normalize_text import document_steps
 from preprocessing import user_code
 from preprocessing.steps.user_function import StepOptions, UserFunction
 from tests.gristmill_cli.corpus import ROOT
@@ -162,6 +169,35 @@ def test_a_step_in_the_code_runs_from_python(folder: Path) -> None:
     assert [row["words"] for row in facts] == [len(text.split()) for text in (SHORT, GOOD, SIGNS)]
 
 
+def test_a_step_in_the_code_is_a_line_of_a_list(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step is shown, counted, listed and noted wherever those of the user are."""
+    (folder / "own_step.py").write_text(examples(PAGE)[1])
+    monkeypatch.delitem(sys.modules, "own_step", raising=False)
+    own_step = importlib.import_module("own_step").EnoughWords()
+    for module in (normalize_text, run_check):
+        monkeypatch.setattr(module, "document_steps", lambda config: [*document_steps(config), own_step])
+    options = ["--corpus", "corpus", "--out", "out", "--until", "filter", "--filter.threshold", "1", "--workers", "1"]
+    config = load_config(RunConfig, options)
+    run(config)
+    assert "normalize_text: 3 read = 2 written + 1 too few words" in capsys.readouterr().err
+    (removed,) = pq.read_table(folder / "out/normalized.removed.parquet").to_pylist()
+    assert (removed["row"], removed["rule"], removed["value"]) == (0, "too few words", 6)
+    assert pq.read_table(folder / "out/facts/web/a.jsonl+0.facts.parquet")["words"].to_pylist() == [
+        len(text.split()) for text in (SHORT, GOOD, SIGNS)
+    ]
+    report((config.out,))
+    page = (folder / "out/report.html").read_text()
+    assert SHORT in page and "too few words: 1 document" in page
+    capsys.readouterr()
+    trace(config.out, ("web/a.jsonl@0",))
+    assert "too few words" in capsys.readouterr().out
+    monkeypatch.setattr(type(own_step), "version", 2)
+    run(config)
+    assert "version of the step 'too few words'" in capsys.readouterr().err
+
+
 def test_a_document_on_which_a_function_fails_is_set_aside(folder: Path) -> None:
     """The error names it once all others are done; allowed, it is left out and listed, and nothing runs again."""
     (folder / "poisoned.py").write_text(
@@ -194,9 +230,12 @@ def test_a_function_that_fails_on_most_documents_ends_the_run_at_once(folder: Pa
     assert re.search(r"step 'f' failed at .*a\.jsonl line 1: AttributeError", done.stderr), done.stderr
 
 
-def test_a_keep_policy_of_the_page_ranks_documents() -> None:
+def test_a_keep_policy_of_the_page_is_a_class_and_its_name_in_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     defined = dict[str, Any]()
     exec(examples(PAGE)[3], defined)
-    policy = defined["Shortest"]()
+    monkeypatch.setattr(keep_policy, "POLICIES", (*keep_policy.POLICIES, defined["Shortest"]))
+    policy = keep_policy.parse_keep("shortest")
+    with pytest.raises(UsageError, match=r"longest, .*, shortest$"):
+        keep_policy.parse_keep("shortest:text")
     ranks = [policy.rank_or_last(Candidate("web", text)) for text in ("two words", "a", "three whole words")]
     assert isinstance(policy, KeepPolicy) and ranks.index(min(ranks)) == 1

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,10 @@ class DropCapitals(StageSpec):
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    stages = list(pipeline.STAGES)
-    stages.insert(1, DropCapitals())
-    for module in (pipeline, __import__("gristmill_cli.run_check", fromlist=["STAGES"])):
-        monkeypatch.setattr(module, "STAGES", tuple(stages))
+    stages = (pipeline.STAGES[0], DropCapitals(), *pipeline.STAGES[1:])
+    importers = [module for module in sys.modules.values() if getattr(module, "STAGES", None) is pipeline.STAGES]
+    for module in importers:
+        monkeypatch.setattr(module, "STAGES", stages)
     folder = tmp_path / "corpus" / "web"
     folder.mkdir(parents=True)
     texts = [f"a text of words, number {i}, " + " ".join(f"word{i}x{j}" for j in range(60)) for i in range(40)]
