@@ -14,7 +14,7 @@ import msgspec
 
 from gristmill.counts import check_max_failed
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError, require
-from gristmill.io.corpus import ARC, ASKED_FOR, Corpus, join_corpora, scan_corpus, scan_sources
+from gristmill.io.corpus import ARC, ASKED_FOR, Corpus, join_corpora, scan_corpus, scan_sources, web_libraries
 from gristmill.io.documents import source_of
 from gristmill.io.facts import CORE
 from gristmill.io.files import RUN_FILE, STATE_DIR
@@ -36,7 +36,6 @@ from gristmill_cli.stages.normalize_text import document_steps
 from gristmill_cli.stages.pipeline import STAGES
 from preprocessing.mixing.keep_list import KeepList
 from preprocessing.mixing.sampling import check_seed
-from preprocessing.steps.normalise import web_libraries
 
 _NAMED_FOLDERS = 3  # of those that are not read
 _OPTION = re.compile(r"(?<![\w.-])--(\w+)\b(?!\.)")

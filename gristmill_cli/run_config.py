@@ -19,8 +19,8 @@ from dedup.spans.joins import KeepSpan
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io.corpus import Source
+from gristmill.io.documents import Extract
 from gristmill.io.files import RUN_FILE
-from gristmill.io.web.extraction import Extract
 from gristmill.storage.files import is_file, read_file
 from preprocessing.decontaminate import ALL_FIELDS, Policy
 from preprocessing.minimum_length import SizeUnit

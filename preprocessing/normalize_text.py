@@ -20,14 +20,13 @@ from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.staleness.outputs import reject_unknown_files
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
-from gristmill.io.corpus import Source, join_corpora, scan_corpus, scan_sources
-from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
+from gristmill.io.corpus import Source, join_corpora, scan_corpus, scan_sources, web_libraries
+from gristmill.io.documents import CORPUS_SUFFIXES, Extract, paths_of
 from gristmill.io.readers import read_documents
-from gristmill.io.web.extraction import Extract
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.files import listed_once
 from gristmill.text import utf8_size
-from preprocessing.steps.normalise import check_ftfy, normaliser, web_libraries
+from preprocessing.steps.normalise import check_ftfy, normaliser
 
 STAGE = Stage("normalize_text", version=3, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 FILES_PER_INDEX = 64  # as in SlimPajama

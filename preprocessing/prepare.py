@@ -17,10 +17,9 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_s
 from gristmill.engine.staleness.outputs import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Stage, Task
-from gristmill.io.corpus import Corpus, Source, join_corpora, scan_corpus, scan_sources
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, paths_of
+from gristmill.io.corpus import Corpus, Source, join_corpora, scan_corpus, scan_sources, web_libraries
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Extract, paths_of
 from gristmill.io.facts import CORE, INDEX_FILE, SUFFIX, FactsFile, WrittenSlice, vector_path
-from gristmill.io.web.extraction import Extract
 from gristmill.steps import DocumentStep, check_steps
 from gristmill.storage.files import listed_once
 from preprocessing.document_pass import (
@@ -33,7 +32,6 @@ from preprocessing.document_pass import (
     split_facts,
 )
 from preprocessing.mixing.drops import files_of
-from preprocessing.steps.normalise import web_libraries
 
 STAGE = Stage("prepare", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from gristmill.counts import Counts
 from gristmill.errors import UsageError, require
 from gristmill.io.documents import (
+    EXTRACTS,
     FILE_FORMATS,
     INDEX_PREFIX,
     KEY_FIELD,
@@ -21,6 +23,7 @@ from gristmill.io.documents import (
     TEXT_FORMATS,
     WEB_FORMATS,
     CorpusFile,
+    Extract,
     Reading,
     parse_name,
     source_of,
@@ -28,7 +31,6 @@ from gristmill.io.documents import (
 )
 from gristmill.io.files import list_finished
 from gristmill.io.text_records import fields_named
-from gristmill.io.web.extraction import EXTRACTS, Extract
 from gristmill.paths import below
 from gristmill.storage.files import file_info, is_file, is_folder, reject_unknown_scheme
 
@@ -366,3 +368,18 @@ def _of_format(corpus: Corpus, format: str, folder: Path) -> Corpus:
     if not files:
         raise UsageError(f"{folder} holds no file of the format {format}, only {', '.join(sorted(formats))}")
     return replace(corpus, files=files, unread=unread)
+
+
+def web_libraries(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the distributions that decide the texts of files with these names: none, or those that read web pages.
+
+    Raises UsageError if they are needed and not installed.
+    """
+    formats = {parts.format for name in names if (parts := parse_name(name))}
+    if not formats & {*WEB_FORMATS, "html"}:
+        return ()
+    if any(find_spec(name) is None for name in ("brotli", "chardetng_py", "resiliparse")):
+        raise UsageError(
+            "the corpus holds web archives or pages (.warc, .wet, .html): to read them, pip install 'gristmill[web]'"
+        )
+    return ("resiliparse", "chardetng-py")

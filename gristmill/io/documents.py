@@ -13,17 +13,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import msgspec
 
 from gristmill.errors import InputError, UsageError
 from gristmill.io.text_records import decode_value
-from gristmill.io.web.extraction import Extract
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
 PART_FIELD = "gristmill_part"  # field in which apply stores of which document one is a part: <key>#<number>
 _MAX_ROW_DIGITS = 18  # of a row that 64 bits hold
+Extract = Literal["main", "all"]  # of a web page: its text without menus and footers, or all of it
+EXTRACTS: tuple[str, ...] = get_args(Extract)
 LINE_FORMATS = ("jsonl", "json", "ndjson")
 TABLE_FORMATS = ("parquet", "arrow")
 WEB_FORMATS = ("warc", "wet")

@@ -13,12 +13,12 @@ from typing import Any, Self
 from gristmill.counts import Counts
 from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import DamagedFile
+from gristmill.io.corpus import web_libraries
 from gristmill.io.documents import ONE_SLICE, DocKey, Document, slices_at
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig
-from preprocessing.steps.normalise import web_libraries
 
 
 class IdSearch(Rejects):

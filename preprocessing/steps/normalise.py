@@ -3,11 +3,10 @@
 import importlib.util
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gristmill.errors import UsageError
-from gristmill.io.documents import WEB_FORMATS, parse_name
 from gristmill.steps import Batch, DocumentStep, Outcome
 
 _LOOKED_AT = 1 << 20  # characters that are looked at together, up to the next ASCII character
@@ -42,26 +41,6 @@ def check_ftfy() -> None:
     """Raise UsageError if the package that --ftfy needs is not installed."""
     if importlib.util.find_spec("ftfy") is None:
         raise UsageError("--ftfy needs the package ftfy, which is not installed: pip install 'gristmill[ftfy]'")
-
-
-def web_libraries(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the distributions that decide the texts of files with these names: none, or those that read web pages.
-
-    Raises UsageError if they are needed and not installed.
-    """
-    formats = {parts.format for name in names if (parts := parse_name(name))}
-    if not formats & {*WEB_FORMATS, "html"}:
-        return ()
-    check_web()
-    return ("resiliparse", "chardetng-py")
-
-
-def check_web() -> None:
-    """Raise UsageError if the packages that read web archives are not installed."""
-    if any(importlib.util.find_spec(name) is None for name in ("brotli", "chardetng_py", "resiliparse")):
-        raise UsageError(
-            "the corpus holds web archives or pages (.warc, .wet, .html): to read them, pip install 'gristmill[web]'"
-        )
 
 
 def to_nfc(text: str) -> str:

@@ -7,15 +7,13 @@ mark or dash that stands alone between two tags. Pages are rewritten before extr
 
 import html
 import re
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 from gristmill.errors import UsageError
+from gristmill.io.documents import Extract
 
 if TYPE_CHECKING:
     from resiliparse.parse.html import ElementNode, HTMLTree, Node
-
-Extract = Literal["main", "all"]
-EXTRACTS: tuple[str, ...] = get_args(Extract)
 
 # their texts are for browsers that cannot show them
 _MEDIA = ["object", "video", "audio", "embed", "img", "area", "svg"]

@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 
 from gristmill.budget import MemoryReservation
 from gristmill.errors import GristmillError
+from gristmill.io.documents import Extract
 from gristmill.io.text_records import BadRecord
 from gristmill.io.web.archive import KNOWN_TYPES, DamagedRecord, Record, read_records
 from gristmill.io.web.encodings import NoText, decode_page
-from gristmill.io.web.extraction import MEMORY_A_BYTE, Extract, html_of_xhtml, page_memory, text_of_page
+from gristmill.io.web.extraction import MEMORY_A_BYTE, html_of_xhtml, page_memory, text_of_page
 from gristmill.io.web.responses import TooLong, Undecodable, decode_body, parse_response
 
 MAX_PAGE_BYTES = 64 << 20
