@@ -2,12 +2,15 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from gristmill.steps import Batch, DocumentStep, Outcome
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DIGEST = np.dtype("S16")  # the first half of a text's SHA-256
 _DIGEST_HALVES = np.dtype([("high", "<u8"), ("low", "<u8")])
@@ -30,7 +33,7 @@ class TextDigest(DocumentStep):
         return Outcome(facts={CHARACTERS: lengths, TEXT_DIGEST[0]: high, TEXT_DIGEST[1]: low})
 
 
-def text_digests(facts: pa.Table) -> NDArray[np.bytes_]:
+def text_digests(facts: "pa.Table") -> NDArray[np.bytes_]:
     """Return the digests (n) of the texts of documents, given a table of facts (n) that this step noted."""
     halves = np.empty(facts.num_rows, _DIGEST_HALVES)
     halves["high"] = facts.column(TEXT_DIGEST[0]).to_numpy()
