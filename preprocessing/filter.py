@@ -114,14 +114,17 @@ def find_short(group: SliceGroup, threshold: int, unit: SizeUnit, output: Path) 
 
 
 def _merge_data_sets(run: StageRun, output_file: Path) -> None:
-    """Write the keys that the calls for single data sets have found: a run of its own, one at a time."""
-    records = list[DoneRecord]()
-    for ledger in (run.ledger, *run.ledger.siblings):
-        records += [record for record in ledger.read().values() if record.step == _FIND]
+    """Write the keys that the calls for single data sets have found: a run of its own, one at a time.
+
+    It reads what has been found while no other merges: a call that ends meanwhile merges again, with its own.
+    """
     options = replace(run.options, quiet=True, of_run=run.execution)
     with open_stage(
         STAGE, output_file.parent, options, files=[output_file], label=output_file.name, part=_MERGED
     ) as merging:
+        records = list[DoneRecord]()
+        for ledger in (run.ledger, *run.ledger.siblings):
+            records += [record for record in ledger.read().values() if record.step == _FIND]
         merging.finish(_merge(merging, records, output_file).counts)
 
 

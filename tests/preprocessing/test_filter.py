@@ -1,6 +1,7 @@
 """filter: the length rule, and key sets extended one data set at a time."""
 
 import pickle
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -100,6 +101,25 @@ def test_concurrent_runs_lose_nothing(tmp_path: Path, start, corpus, capsys) -> 
     for name in sizes:
         find_short(norm / name, tmp_path / "short.pickle", 0, name, 10_000, RunOptions(workers=1))
     assert capsys.readouterr().err.count("done already") == 4
+
+
+def test_a_merge_has_what_another_call_found_while_it_waited(
+    tmp_path: Path, corpus, quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = corpus(files=1, s0=3, s1=4)
+    module = sys.modules[find_short.__module__]
+    real_open = module.open_stage
+    others = ["s1"]
+
+    def open_stage(*arguments, part: str, **named):
+        if part == "all/merged" and others:
+            name = others.pop()
+            find_short(norm / name, tmp_path / "short.pickle", 0, name, 10_000, quiet)
+        return real_open(*arguments, part=part, **named)
+
+    monkeypatch.setattr(module, "open_stage", open_stage)
+    find_short(norm / "s0", tmp_path / "short.pickle", 0, "s0", 10_000, quiet)
+    assert short_of(tmp_path / "short.pickle") == {"s0/0.jsonl": {0, 1, 2}, "s1/0.jsonl": {0, 1, 2, 3}}
 
 
 def test_parquet_table_equals_the_pickle(
