@@ -44,6 +44,7 @@ SOURCE_LOSS = 0.5  # a source that loses a larger share of its documents looks w
 TIMES_MEDIAN = 3.0  # so does a source whose share lost is more than this times the median of the others
 _FEW = 20  # documents: a source that loses fewer does not look wrong
 _MUCH = 0.1  # a share: a source that loses a smaller one is not compared with the others
+_REPAIRS = {"functions": "Fix the function", "the tokenizer": "Give another tokenizer"}  # of what fails on documents
 MAX_EXAMPLES = 5  # malformed records listed in an error message
 
 
@@ -138,20 +139,25 @@ class Counts(msgspec.Struct):
         self.damaged[name] = damage
         self.add(source, f"{DAMAGED}: {damage.fault}", size, documents=0, files=int(is_new))
 
-    def check_failed(self, stage: str, limit: float, table: Path | None) -> None:
+    def check_failed(self, stage: str, limit: float, table: Path | None, of: str = "functions") -> None:
         """Raise UsageError if functions failed on more than `limit`, a fraction, of the documents read.
 
-        `table` lists these documents, if there is one.
+        `table` lists these documents, if there is one; `of` is what failed, in place of functions.
         """
-        failed = sum(tally.documents for _, reason, tally in self.rows() if reason.startswith(f"{FAILED}: "))
+        failed = self.failed
         read = self.documents_read()
         if failed > limit * read:
             listed = f"All are listed in {table}. " if table else ""
             raise UsageError(
-                f"{stage}: functions failed on {failed:,} of {count_of(read, 'document')}, more than "
-                f"--max_failed {limit:.2%} allows: {'; '.join(self.failures)}. {listed}Fix the function, or raise "
+                f"{stage}: {of} failed on {failed:,} of {count_of(read, 'document')}, more than "
+                f"--max_failed {limit:.2%} allows: {'; '.join(self.failures)}. {listed}{_REPAIRS[of]}, or raise "
                 "--max_failed to leave them out"
             )
+
+    @property
+    def failed(self) -> int:
+        """Return the number of documents on which a function failed, or a worker process died."""
+        return sum(tally.documents for _, reason, tally in self.rows() if reason.startswith(f"{FAILED}: "))
 
     @property
     def has_failures(self) -> bool:

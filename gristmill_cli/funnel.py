@@ -152,7 +152,7 @@ def build_funnel(stages: Sequence[Counts], manifests: dict[str, Manifest], warni
             is_of_first_alone = reason == READ or reason.startswith(NOT_READ)
             if is_of_first_alone and position > 0:
                 continue
-            if reason in (WRITTEN, NOTED) and position < last:
+            if reason in (WRITTEN, NOTED, HELD_OUT) and position < last:
                 continue
             outcome = TRAIN if reason == WRITTEN else reason
             whole.add(source, outcome, tally.bytes, tally.documents, tally.files)

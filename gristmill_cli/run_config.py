@@ -321,8 +321,8 @@ class RunConfig(RunOptions, _Corpus):
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     chats: Chats = field(default_factory=Chats)
     max_failed: float = 0.0
-    """Fraction of the documents on which functions of yours, or a stage's own steps, may fail: these are left out, and
-    listed in the table of removed documents, or OUT/applied.failed.parquet."""
+    """Fraction of the documents on which functions of yours, a stage's own steps, or the tokenizer may fail: these are
+    left out, and listed in a table of removed documents, or OUT/applied.failed.parquet."""
     keep: tuple[Kept, ...] = ()
     """What to keep besides tokens: train_text (OUT/train_deduped and OUT/holdout, the mixed text as JSON lines)."""
     remove_used: bool = False

@@ -119,6 +119,8 @@ def _has_changed(config: RunConfig, stage: StageSpec, record: StageRecord, is_sk
     """Return whether a stage may have work to do; of one that would be skipped, whatever it reads and writes."""
     if changed_settings(config, stage, record) or has_other_versions(config, stage):
         return True
+    if config.retry_failed and record.counts.has_failures:
+        return True
     if not is_skippable:
         return False  # it looks itself
     if record.outside_files != outside_files(config, stage):

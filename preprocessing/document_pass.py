@@ -19,10 +19,11 @@ from gristmill.engine.execution.worker_deaths import (
     rows_of_deaths,
     times_suspected,
 )
+from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged, note_reading
-from gristmill.engine.task import FileSet, Result
+from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import GristmillError, UsageError
-from gristmill.io.artefacts import open_table, open_table_writer
+from gristmill.io.artefacts import open_table, open_table_writer, write_rows
 from gristmill.io.documents import Document, Slice
 from gristmill.io.facts import (
     TYPES,
@@ -41,6 +42,7 @@ from gristmill.io.writers import Rejects, Sink, open_jsonl_writer
 from gristmill.steps import Batch, DocumentStep, Processed, is_vector, run_steps, vector_length
 from gristmill.text import utf8_size
 from preprocessing.mixing.drops import Drops, files_of, load_drops
+from preprocessing.tokenizer.safe_encoder import FailedDocument
 
 BATCH_DOCUMENTS = 4096
 BATCH_CHARACTERS = 1 << 20
@@ -381,6 +383,21 @@ def list_removed(facts: FileSet, output: Path) -> None:
                 chosen = table.filter(pc.and_(pc.not_equal(reasons, ""), pc.invert(no_documents)))
                 arrays = [chosen.column(name).cast(kind.type) for name, kind in zip(columns, REMOVED, strict=True)]
                 write(dict(zip(REMOVED.names, arrays, strict=True)))
+
+
+def list_failed(run: StageRun, failed: Sequence[FailedDocument], target_dir: Path) -> Path | None:
+    """Run the step that lists documents on which a tokenizer failed, next to the tokens; return the table, if any."""
+    if not failed:
+        return None
+    table = removed_path(target_dir)
+    arguments = {"rows": [document.removed_row for document in failed], "output": table}
+    run.step("removed", [Task("removed", write_removed, arguments, (table,))])
+    return table
+
+
+def write_removed(rows: list[tuple[Any, ...]], output: Path) -> None:
+    """Task: write a table of removed documents, given its rows."""
+    write_rows(output, REMOVED, rows)
 
 
 def index_facts(files: list[FactsFile], output: Path) -> None:

@@ -3,7 +3,8 @@
 `mix` has decided which documents are in the mix and how often. A task for each slice of the corpus encodes them, and
 writes a row of tokens for each copy to a random part's bucket, as pass1 does with lines; beyond some hundred files or
 parts these are gathered in levels. Each part is then sorted into a random order, and written to its shard, of one part
-or several. So text is read once, and what is moved are tokens. All files but the shards are temporary.
+or several. So text is read once, and what is moved are tokens. All files but the shards are temporary. A document on
+which the tokenizer fails is in no shard, and the documents after it move up.
 """
 
 import math
@@ -16,7 +17,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 from gristmill.batches import batched
 from gristmill.budget import Budget
 from gristmill.command import command
-from gristmill.counts import Counts
+from gristmill.counts import Counts, check_max_failed
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import cut_corpus, group_slices
@@ -26,6 +27,7 @@ from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
 from gristmill.io.token_shards import SHARD_SUFFIXES, token_dtype, with_suffix
+from preprocessing.document_pass import list_failed
 from preprocessing.mixing.decided_corpus import find_decisions, open_mix, reject_other_corpus
 from preprocessing.mixing.mix import gather
 from preprocessing.mixing.mix_manifest import ORDER, OrderRecord, mix_manifest_path, write_order
@@ -65,6 +67,7 @@ def encode(
     bos: str = "none",
     eos: str = "model",
     text_column: str = "text",
+    max_failed: float = 0.0,
 ) -> Counts:
     """Encode the documents of a mix into shuffled token shards that Megatron-LM reads.
 
@@ -72,6 +75,10 @@ def encode(
     has the shards tokens_00000.bin, .idx and .sources and so on;
     manifest.json with counts per source, a checksum of each file and of the tokenizer; data_path.txt, for Megatron-LM's
     --data-path; and a copy of the tokenizer.
+
+    A document on which the tokenizer fails has no tokens, and is listed in OUT/tokens.removed.parquet. Is that more
+    than `max_failed` of the documents, the stage ends with an error after all others, and the same command with a
+    higher limit runs nothing again. With --retry_failed such documents are encoded again.
 
     Args:
         input_dir: The clean corpus that mix read.
@@ -84,10 +91,13 @@ def encode(
         bos: The token that begins each document: none, model (as the tokenizer names it), or a token of its vocabulary.
         eos: The token that ends each document: none, model, or a token of the vocabulary.
         text_column: The column or field of the corpus that holds the text.
+        max_failed: Fraction of the documents on which the tokenizer may fail, such as 0.001. If it is more than 0, a
+            document on which a worker process dies counts as one, and with 0 that ends the stage.
 
     Returns:
-        Documents read, and written to train and held out, per source; copies count as documents.
+        Documents read, written to train, held out, and failed, per source; copies count as documents.
     """
+    check_max_failed(max_failed)
     targets = {name: out_dir / name for name in (TRAIN, HOLDOUT)}
     tokenizer = find_usable_tokenizer(tokenizer, list(targets.values()))
     shard_bytes = parse_size(shard_size, "--shard_size")
@@ -116,7 +126,7 @@ def encode(
                 "decisions": of_group, "tokenizer": tokenizer, "begin": facts.begin, "end": facts.end,
                 "seed": manifest.seed, "buckets": 1 if is_gathered else buckets, "output": output,
             }  # fmt: skip
-            tasks.append(Task.on_slices(group, encode_group, arguments, (output,)))
+            tasks.append(Task.on_slices(group, encode_group, arguments, (output,), sets_aside=max_failed > 0))
         encoded = run.step("encode", tasks)
         buckets_of_parts = _gather(run, encoded, buckets) if is_gathered else _scattered(run, encoded, buckets)
         order = OrderRecord(len(buckets_of_parts))
@@ -125,12 +135,15 @@ def encode(
         shards = _group_parts(buckets_of_parts, encoded, shard_bytes)
         shards_to_write = _shard_tasks(run, shards, manifest.labels, facts, targets[TRAIN], options)
         shuffled = run.step("shuffle", shards_to_write)
+        counts = encoded.counts.merge(shuffled.counts)
+        failed = [document for report in encoded.values(EncodedGroup) for document in report.failed]
+        counts.check_failed(STAGE.name, max_failed, list_failed(run, failed, out_dir), "the tokenizer")
         of_train = [train for train, _ in shuffled.values(list[ShardReport])]
         run.step(f"manifest {TRAIN}", [manifest_task(of_train, tokenizer, facts, targets[TRAIN])])
         held_out = run.step(f"join {HOLDOUT}", _join_tasks(run, shuffled, shard_bytes, targets[HOLDOUT]))
         of_holdout = held_out.values(ShardReport)
         run.step(f"manifest {HOLDOUT}", [manifest_task(of_holdout, tokenizer, facts, targets[HOLDOUT])])
-        counts = run.finish(shuffled.counts)
+        counts = run.finish(counts)
     if not options.quiet:
         note_engines_that_differed([report.differed for report in encoded.values(EncodedGroup)])
     return counts

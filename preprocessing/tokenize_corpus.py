@@ -3,24 +3,27 @@
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import chain, groupby
+from functools import partial
+from itertools import compress, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
+import msgspec
 import numpy as np
 
 from gristmill.batches import batched
 from gristmill.command import command
-from gristmill.counts import WRITTEN, Counts
+from gristmill.counts import WRITTEN, Counts, check_max_failed
+from gristmill.engine.execution.worker_deaths import note_no_place
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.run import StageRun, open_stage
-from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, note_reading, read_slices
 from gristmill.engine.staleness.outputs import reject_unknown_files
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import Document, paths_of
+from gristmill.io.documents import paths_of
 from gristmill.io.readers import read_documents
 from gristmill.io.token_shards import (
     SHARD_SUFFIXES,
@@ -34,7 +37,9 @@ from gristmill.io.token_shards import (
 from gristmill.io.tokenizer_file import AnyTokenizer
 from gristmill.io.vocabulary import ESCAPED_SPACE
 from gristmill.io.writers import Rejects
-from preprocessing.tokenizer.loading import LONG_TEXT, JsonEncoder, load_encoder, with_one_engine
+from preprocessing.document_pass import list_failed
+from preprocessing.tokenizer.loading import LONG_TEXT, load_encoder, with_one_engine
+from preprocessing.tokenizer.safe_encoder import FailedDocument, ReadDocument, SafeEncoder, TokenizerFailed
 from preprocessing.tokenizer.shard_files import (
     ShardReport,
     TokenizerFacts,
@@ -50,7 +55,7 @@ from preprocessing.tokenizer.shard_files import (
 )
 
 if TYPE_CHECKING:
-    from preprocessing.tokenizer.encoder import Encoder
+    from preprocessing.tokenizer.loading import AnyEncoder
 
 STAGE = Stage("tokenize_corpus", version=4, libraries=("sentencepiece",))
 BATCH_CHARACTERS = 1 << 20  # characters encoded together
@@ -66,12 +71,17 @@ def tokenize_corpus(
     bos: str = "none",
     eos: str = "model",
     text_column: str = "text",
+    max_failed: float = 0.0,
 ) -> Counts:
     """Encode every document into token shards that Megatron-LM reads.
 
     Writes the shards tokens_00000.bin, .idx and .sources, tokens_00001.bin and so on; manifest.json with counts per
     source, a checksum of each file and of the tokenizer; data_path.txt, for Megatron-LM's --data-path; and a copy of
     the tokenizer. Each slice of the corpus is encoded into a part first; parts are temporary files.
+
+    A document on which the tokenizer fails has no tokens, and is listed in OUT_DIR.removed.parquet. Is that more than
+    `max_failed` of the documents, the stage ends with an error after all others, and the same command with a higher
+    limit runs nothing again. With --retry_failed such documents are encoded again.
 
     Args:
         input_dir: Corpus to tokenise: OUT/train_deduped or OUT/holdout.
@@ -84,10 +94,13 @@ def tokenize_corpus(
         bos: The token that begins each document: none, model (as the tokenizer names it), or a token of its vocabulary.
         eos: The token that ends each document: none, model, or a token of the vocabulary.
         text_column: The column or field of the corpus that holds the text.
+        max_failed: Fraction of the documents on which the tokenizer may fail, such as 0.001. If it is more than 0, a
+            document on which a worker process dies counts as one, and with 0 that ends the stage.
 
     Returns:
-        Documents read and written, per source.
+        Documents read, written, and failed, per source.
     """
+    check_max_failed(max_failed)
     tokenizer = find_usable_tokenizer(tokenizer, [out_dir])
     target = parse_size(shard_size, "--shard_size")
     files = list_corpus(input_dir, text_column=text_column)
@@ -98,29 +111,49 @@ def tokenize_corpus(
         reject_unknown_files(out_dir, (), SHARD_SUFFIXES, run.ledger)
         facts = read_facts(run, tokenizer, bos, eos)
         slices = cut_raw_corpus(run, files)
-        encoded = read_slices(run, "encode", slices, lambda groups: _part_tasks(run, groups, tokenizer, facts))
+        encoded = read_slices(
+            run, "encode", slices, lambda groups: _part_tasks(run, groups, tokenizer, facts, sets_aside=max_failed > 0)
+        )
+        counts = encoded.counts
+        written = encoded.values(EncodedPart)
+        failed = [document for part in written for document in part.failed]
+        counts.check_failed(STAGE.name, max_failed, list_failed(run, failed, out_dir), "the tokenizer")
         parts = [tuple(map(run.ledger.path, record.outputs)) for record in encoded.records]
         sizes = [record.outputs[0].size for record in encoded.records]
-        joined = run.step("join", shard_tasks(parts, sizes, encoded.values(ShardReport), target, out_dir))
+        reports = [part.report for part in written]
+        joined = run.step("join", shard_tasks(parts, sizes, reports, target, out_dir))
         run.step("manifest", [manifest_task(joined.values(ShardReport), tokenizer, facts, out_dir)])
-        counts = run.finish(encoded.counts)
+        counts = run.finish(counts)
     if not options.quiet:
         note_engines_that_differed([report.differed for report in joined.values(ShardReport)])
     return counts
 
 
-def _part_tasks(run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path, facts: TokenizerFacts) -> Iterator[Task]:
+class EncodedPart(ShardReport):
+    """What a task encoded, and the documents that have no tokens."""
+
+    failed: list[FailedDocument] = msgspec.field(default_factory=list)
+
+    @property
+    def report(self) -> ShardReport:
+        """Return the report alone."""
+        return ShardReport(self.shard, self.sources, self.lossy_documents, self.differed)
+
+
+def _part_tasks(
+    run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path, facts: TokenizerFacts, sets_aside: bool
+) -> Iterator[Task]:
     """Yield a task for each group of slices; its outputs are a part: a temporary shard."""
     for group in groups:
         prefix = run.work / "parts" / group[0].label
         outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
         arguments = {"tokenizer": tokenizer, "begin": facts.begin, "end": facts.end, "tokens": outputs[0]}
-        yield Task.on_slices(group, encode_slices, arguments, outputs)
+        yield Task.on_slices(group, encode_slices, arguments, outputs, sets_aside=sets_aside)
 
 
 @leaves_out_damaged
 def encode_slices(group: SliceGroup, tokenizer: Path, begin: int, end: int, tokens: Path) -> Result:
-    """Task: write the documents of slices as a part, `tokens` (.bin), .idx, .sources; the value is its ShardReport.
+    """Task: write the documents of slices as a part, `tokens` (.bin), .idx, .sources; the value is its EncodedPart.
 
     `begin` and `end` are the ids that begin and end each document; -1: none.
     """
@@ -131,55 +164,73 @@ def encode_slices(group: SliceGroup, tokenizer: Path, begin: int, end: int, toke
 
 
 def _encode(
-    group: SliceGroup, model: AnyTokenizer, encoder: "Encoder | JsonEncoder", ends: tuple[int, int], tokens: Path
+    group: SliceGroup, model: AnyTokenizer, encoder: "AnyEncoder", ends: tuple[int, int], tokens: Path
 ) -> Result:
     counts = Counts({}, [])
     prefix = shard_prefix(tokens)
     lossy = model.kind == "sentencepiece"
-    report = ShardReport(ShardRecord(prefix.name, 0, 0, 0, ""), {})
+    safe = SafeEncoder(encoder, *ends, counts)
+    part = EncodedPart(ShardRecord(prefix.name, 0, 0, 0, ""), {}, failed=safe.failed)
     number_of = dict[str, int]()
     document_sources = array("I")
     with TokenShardWriter(prefix, token_dtype(model.vocab_size)) as shard:
-        rejects = Rejects(tokens)
-        documents = chain.from_iterable(
-            read_documents(part, counts, rejects, by_original_source=True) for part in group
-        )
-        for batch in batched(documents, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
-            lengths = _encode_batch(batch, encoder, *ends, shard)
-            for document, length in zip(batch, lengths, strict=True):
+        documents = _read_documents(group, counts, Rejects(tokens))
+        for batch in batched(documents, size=BATCH_CHARACTERS, size_of=lambda read: len(read.document.text)):
+            lengths = _encode_batch(batch, safe, shard)
+            for (_, document), length in zip(batch, lengths, strict=True):
                 source = document.original_key.source
                 size = document.read_bytes
+                if isinstance(length, str):
+                    counts.add(source, length, size)
+                    continue
                 counts.add(source, WRITTEN, size)
                 document_sources.append(number_of.setdefault(source, len(number_of)))
-                for record in (report.shard, report.sources.setdefault(source, SourceRecord())):
+                for record in (part.shard, part.sources.setdefault(source, SourceRecord())):
                     add_to(record, 1, length, size)
-                report.lossy_documents += lossy and ESCAPED_SPACE in document.text
+                part.lossy_documents += lossy and ESCAPED_SPACE in document.text
+            note_reading(batch[-1].part)
             del batch, document  # a large one is gone before the next is read
-    report.shard.sha256 = shard.sha256
-    report.shard.idx_sha256 = shard.idx_sha256
-    report.shard.sources = [*number_of]
-    report.shard.sources_sha256 = write_sources(prefix, np.array(document_sources, np.uint32), report.shard.sources)
-    return Result(counts, report)
+    note_no_place()
+    part.shard.sha256 = shard.sha256
+    part.shard.idx_sha256 = shard.idx_sha256
+    part.shard.sources = [*number_of]
+    part.shard.sources_sha256 = write_sources(prefix, np.array(document_sources, np.uint32), part.shard.sources)
+    return Result(counts, part)
 
 
-def _encode_batch(
-    batch: list[Document], encoder: "Encoder | JsonEncoder", begin: int, end: int, shard: TokenShardWriter
-) -> list[int]:
-    """Encode documents into a shard, long ones in parts; return the number of tokens of each."""
-    lengths: list[int] = []
-    first = np.array([begin] if begin >= 0 else [], np.int32)
-    for is_long, some in groupby(batch, lambda document: len(document.text) > LONG_TEXT):
+def _read_documents(group: SliceGroup, counts: Counts, rejects: Rejects) -> Iterator[ReadDocument]:
+    """Yield the documents of slices, each with its slice."""
+    for part in group:
+        if not part.damage:
+            note_reading(part)
+        documents = read_documents(part, counts, rejects, by_original_source=True)
+        yield from map(partial(ReadDocument, part), documents)  # holds no document while the next is read
+
+
+def _encode_batch(batch: list[ReadDocument], encoder: SafeEncoder, shard: TokenShardWriter) -> list[int | str]:
+    """Encode documents into a shard, long ones in parts; return the tokens of each, or why it has none."""
+    lengths = list[int | str]()
+    for is_long, some in groupby(batch, lambda read: len(read.document.text) > LONG_TEXT):
         if is_long:
-            parts = (encoder.encode_parts(document.text, end, what=f"the text {document.key}") for document in some)
-            lengths += (shard.add_parts(chain([first], ids)) for ids in parts)
+            lengths += (_encode_long(read, encoder, shard) for read in some)
         else:
-            ids, offsets = encoder.encode([document.text for document in some], end)
-            if len(first):
-                ids = np.insert(ids, offsets[:-1], begin)
-                offsets = offsets + np.arange(len(offsets))
-            shard.add_all(ids, counts_of_ids := np.diff(offsets).tolist())
-            lengths += counts_of_ids
+            encoded = encoder.encode(list(some))
+            of_some = np.diff(encoded.offsets).tolist()
+            is_written = [number not in encoded.failed for number in range(len(of_some))]
+            shard.add_all(encoded.ids, list(compress(of_some, is_written)))
+            lengths += [encoded.failed.get(number, length) for number, length in enumerate(of_some)]
     return lengths
+
+
+def _encode_long(read: ReadDocument, encoder: SafeEncoder, shard: TokenShardWriter) -> int | str:
+    """Encode a long document into a shard; return its tokens, or why it has none."""
+    reason = encoder.death(read)
+    if reason:
+        return reason
+    try:
+        return shard.add_parts(encoder.encode_parts(read))
+    except TokenizerFailed as error:
+        return encoder.leave_out(read, error)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class RunOptions:
     """Keep what other versions of Gristmill or of libraries wrote (pyarrow, zlib, Unicode's tables, …), though today's
     may write other bytes. What has to be written anew is written by today's."""
     retry_failed: bool = False
-    """Run the tasks again in which functions failed on documents, or that left out damaged files."""
+    """Run the tasks again in which functions, or the tokenizer, failed on documents, or that left out damaged files."""
     quiet: bool = False
     """Print no progress and no summary line."""
     explain: bool = False

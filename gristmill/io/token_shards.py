@@ -17,6 +17,7 @@ tokenizer, and totals per source.
 """
 
 import hashlib
+import os
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -277,12 +278,20 @@ class TokenShardWriter:
         self.lengths += lengths
 
     def add_parts(self, parts: Iterable[NDArray[np.integer]]) -> int:
-        """Append one document, whose ids come in parts, of which one at a time is in memory; return their number."""
+        """Append one document from parts of its ids, one in memory at a time; nothing at an error. Return its size."""
         length = 0
-        for ids in parts:
-            self._write(ids)
-            length += len(ids)
-            del ids  # before the next are made
+        digest = self._digest.copy()
+        try:
+            for ids in parts:
+                self._write(ids)
+                length += len(ids)
+                del ids  # before the next are made
+        except BaseException:
+            with wrap_write_errors(self._bin):
+                self._file.seek(-length * self.dtype.itemsize, os.SEEK_CUR)
+                self._file.truncate()
+            self._digest = digest
+            raise
         self.lengths.append(length)
         return length
 

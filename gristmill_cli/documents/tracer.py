@@ -160,13 +160,11 @@ class Tracer:
                 self._add_line(way, line_of_raw_document(self.config, record.raw, name or str(record.raw)))
             return way
         if self.config.apply.function:
-            failed = failed_path(self.out / ApplyFunction.output)
-            if is_file(failed):
-                rows = self._tables.select(failed, None, _columns_of(key))
-                if rows:
-                    fates.append(Fate("apply", f"removed: {rows[0]['rule']}, {rows[0]['detail']}"))
-                    self._add_line(way, self._line_of_removed(record, ApplyFunction(), key, name))
-                    return way
+            failure = self._listed_in(failed_path(self.out / ApplyFunction.output), key)
+            if failure:
+                fates.append(Fate("apply", failure))
+                self._add_line(way, self._line_of_removed(record, ApplyFunction(), key, name))
+                return way
             fates.append(Fate("apply", "a function of yours read it: what that yields has keys of its own"))
             return way
         for stage in self.cleaning:
@@ -203,9 +201,13 @@ class Tracer:
         """Return how a step failed on a document in a stage that noted facts in a folder; '' if none did."""
         table = removed_path(self.out / folder)
         is_in_run = any(planned.name == stage for planned in plan_stages(self.config))
-        if not is_in_run or not load_record(self.out, stage) or not is_file(table):
+        if not is_in_run or not load_record(self.out, stage):
             return ""
-        rows = self._tables.select(table, ["rule", "detail"], _columns_of(key))
+        return self._listed_in(table, key)
+
+    def _listed_in(self, table: Path, key: DocKey) -> str:
+        """Return why a table of removed documents has a document; '' if it has not, or there is no such table."""
+        rows = self._tables.select(table, ["rule", "detail"], _columns_of(key)) if is_file(table) else []
         return f"removed: {rows[0]['rule']}, {rows[0]['detail']}" if rows else ""
 
     def _add_line(self, way: Way, line: str) -> None:
@@ -318,7 +320,9 @@ class Tracer:
         if row:
             fates.append(Fate(DecideMix.name, _describe_decision(row)))
         if row and row["copies"] and is_file(self.out / "tokens" / "order.json"):
-            way.in_tokens = key
+            failure = self._listed_in(removed_path(self.out / "tokens"), key)
+            fates += [Fate("encode", failure)] if failure else []
+            way.in_tokens = None if failure else key
 
     def _add_places(self, ways: Iterable[Way]) -> None:
         """Add their places among the tokens to the ways of documents that were encoded."""
@@ -366,7 +370,8 @@ class Tracer:
 
     @cached_property
     def _token_order(self) -> DocumentPlaces:
-        return DocumentPlaces(DecideMix().path(self.config), read_order(self.out / "tokens").parts)
+        tokens = self.out / "tokens"
+        return DocumentPlaces(DecideMix().path(self.config), read_order(tokens).parts, removed_path(tokens))
 
     def _shard_of(self, place: TokenPlace) -> str:
         number = place.number

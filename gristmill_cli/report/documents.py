@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from markupsafe import Markup
 
 from gristmill.counts import HELD_OUT, INCOMING, READ, WRITTEN, Counts, Tally
+from gristmill.wording import count_of, verb_for
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN
 from gristmill_cli.report.page import (
     NOTHING,
@@ -231,6 +232,8 @@ def show_shares(run: DataRun) -> Markup:
     if notes:  # amounts were given: epochs follow from what is kept
         head = ["", "epochs", _IN_TRAIN, "realised"]
         del shares["requested"]
+    if encoded := run.stages.get("encode"):
+        notes += _note_failed(encoded.counts)
     rows = list[Row]()
     for source in sources:
         cells: dict[str, str | Number] = {
@@ -245,6 +248,16 @@ def show_shares(run: DataRun) -> Markup:
     bars = {name: [share_of[source] for source in shown] for name, share_of in shares.items()}
     picture = figure("shares of the mix, by documents", draw_bars(shown, bars, "%"))
     return section("Shares of the mix", *notes, picture, table(head, rows, "shares"), _show_bands(run.mix.bands))
+
+
+def _note_failed(counts: Counts) -> list[Markup]:
+    """Return a paragraph on the documents of the mix that have no tokens, if there are any."""
+    if not counts.failed:
+        return []
+    documents = count_of(counts.failed, "document")
+    have = verb_for(counts.failed, "has", "have")
+    said = f"{documents} of the mix, copies included, {have} no tokens, as the tokenizer failed"
+    return [paragraph(f"{said}: tokens.removed.parquet lists each.")]
 
 
 def _show_bands(bands: Sequence[BandShare]) -> Markup:

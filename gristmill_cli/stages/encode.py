@@ -29,6 +29,7 @@ class Encode(StageSpec):
     engine = STAGE
     output = "tokens"
     section = "tokenizer"
+    is_in_funnel = True
     reads = DecideMix.name
     reads_reasons = (WRITTEN, HELD_OUT)
     requests = 12.3
@@ -49,6 +50,7 @@ class Encode(StageSpec):
             bos=spec.bos,
             eos=spec.eos,
             text_column=config.text_column,
+            max_failed=config.max_failed,
         )
 
     def settings(self, run: RunContext) -> dict[str, Any]:

@@ -7,9 +7,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from gristmill.counts import READ, Counts
+from gristmill.engine.execution.call import Call
+from gristmill.engine.execution.local import LocalExecutor
 from gristmill.engine.execution.staging import local_copies
+from gristmill.engine.execution.worker_deaths import note_place, rows_of_deaths
 from gristmill.engine.staleness.ledger import Ledger
-from gristmill.errors import DamagedFile
+from gristmill.errors import DamagedFile, WorkerDied
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import read_corpus
@@ -79,7 +82,8 @@ def odd_languages(files_of_source: CountsByFile, limit: float) -> Iterator[str]:
 def odd_token_sizes(config: RunConfig, corpus: Path, tokenizer: Path) -> Iterator[str]:
     """Yield files whose texts have far more bytes a token than the median file of their source, or fewer.
 
-    That is told from a sample: the first 32 KiB of some 32 files of each source, before duplicates are removed.
+    That is told from a sample: the first 32 KiB of some 32 files of each source, before duplicates are removed. A file
+    with a text on which the tokenizer fails is not compared.
     """
     if not config.alarms.bytes_a_token or not (config.tokenizer.file or exists(tokenizer)):
         return
@@ -88,9 +92,16 @@ def odd_token_sizes(config: RunConfig, corpus: Path, tokenizer: Path) -> Iterato
     files_of_source = dict[str, list[CorpusFile]]()
     for file in list_corpus(corpus, text_column=config.text_column):
         files_of_source.setdefault(file.source, []).append(file)
+    samples = dict[str, dict[str, list[str]]]()
+    for source, files in sorted(files_of_source.items()):
+        if len(files) >= _MIN_FILES:
+            samples[source] = _sample_texts(files)
     with local_copies([find_tokenizer_file(tokenizer)]) as (copy,):
-        for source, files in sorted(files_of_source.items()):
-            ratios = _bytes_a_token(files, copy) if len(files) >= _MIN_FILES else {}
+        for source, texts_of_files in samples.items():
+            tokens = _count_tokens(texts_of_files, copy, may_die=config.max_failed > 0)
+            ratios = dict[str, float]()
+            for name, count in tokens.items():
+                ratios[name] = utf8_size("".join(texts_of_files[name])) / max(1, count)
             for file_name, middle, others in _odd_file(ratios, config.alarms.bytes_a_token, _ratio):
                 yield (
                     f"a token of {file_name} has {ratios[file_name]:.2f} bytes, in the median file of {source} "
@@ -98,17 +109,40 @@ def odd_token_sizes(config: RunConfig, corpus: Path, tokenizer: Path) -> Iterato
                 )
 
 
-def _bytes_a_token(files: list[CorpusFile], tokenizer: Path) -> dict[str, float]:
-    """Return the bytes a token of some of the files that have enough text, by name."""
-    ratios = dict[str, float]()
+def _sample_texts(files: list[CorpusFile]) -> dict[str, list[str]]:
+    """Return the first texts of some of the files that have enough text, by name."""
+    texts_of_files = dict[str, list[str]]()
     stride = -(-len(files) // _SAMPLED_FILES)
     for file in files[::stride]:
         texts = _first_texts(file)
         characters = sum(len(text) for text in texts)
         if len(texts) >= FEW_DOCUMENTS or characters >= _SAMPLED_BYTES:
-            tokens = count_tokens(tokenizer, texts)
-            ratios[file.name] = utf8_size("".join(texts)) / max(1, tokens)
-    return ratios
+            texts_of_files[file.name] = texts
+    return texts_of_files
+
+
+def _count_tokens(texts_of_files: dict[str, list[str]], tokenizer: Path, may_die: bool) -> dict[str, int]:
+    """Return the tokens of texts of files, by name; none where that fails, or, if it `may_die`, ends its process."""
+    call = Call(count_tokens_of_files, {"texts_of_files": texts_of_files, "tokenizer": tokenizer}, sets_aside=True)
+    if not may_die:
+        return dict(call())
+    with LocalExecutor(1) as executor, suppress(WorkerDied):  # of too many of the files
+        ((_, tokens),) = executor.run([call])
+        return dict(tokens)
+    return {}
+
+
+def count_tokens_of_files(texts_of_files: dict[str, list[str]], tokenizer: Path) -> dict[str, int]:
+    """Return the tokens of texts of files, by name; none where a text makes the tokenizer fail, or ended a process."""
+    tokens = dict[str, int]()
+    for name, texts in texts_of_files.items():
+        label = f"{name}+0"
+        if rows_of_deaths(label):
+            continue
+        note_place(label, 0, is_alone=True)
+        with suppress(Exception):  # of the tokenizer's library
+            tokens[name] = count_tokens(tokenizer, texts)
+    return tokens
 
 
 def _first_texts(file: CorpusFile) -> list[str]:

@@ -169,13 +169,18 @@ class LineBuffer:
         self.size = size
 
     def view(self) -> NDArray[np.uint8]:
-        """Return all bytes (size), without a copy; read them before the next call of `append` or `clear`."""
+        """Return all bytes (size), without a copy; read them before the next call of a method but `close`."""
         if isinstance(self._stored, io.BytesIO):
-            return np.frombuffer(self._stored.getbuffer(), np.uint8)
+            return np.frombuffer(self._stored.getbuffer(), np.uint8)[: self.size]
         if not self.size:
             return np.empty(0, np.uint8)  # no bytes cannot be mapped
         self._stored.flush()
         return np.frombuffer(mmap.mmap(self._stored.fileno(), self.size, access=mmap.ACCESS_READ), np.uint8)
+
+    def cut(self, size: int) -> None:
+        """Forget all bytes but the first `size`."""
+        self._stored.seek(size)
+        self.size = size
 
     def clear(self) -> None:
         """Forget all bytes; a file is written again from its beginning."""
@@ -223,11 +228,18 @@ class Scatter:
             self._lines.append(line)
 
     def add_long(self, numbers: pa.RecordBatch, pieces: Iterable[bytes | memoryview]) -> None:
-        """Add one row: its numbers (NUMBERS), and its line in pieces, of which one at a time is in memory."""
+        """Add one row: its numbers (NUMBERS), and its line in pieces, of which one at a time is in memory.
+
+        After an error of `pieces` nothing of it is added.
+        """
         start = self._lines.size
-        for piece in pieces:
-            self._lines.append(piece)
-            del piece  # before the next is made
+        try:
+            for piece in pieces:
+                self._lines.append(piece)
+                del piece  # before the next is made
+        except BaseException:
+            self._lines.cut(start)
+            raise
         self.add(numbers, np.array([self._lines.size - start], np.int64), ())
 
     def write_full(self) -> None:

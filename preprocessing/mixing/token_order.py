@@ -15,7 +15,9 @@ from gristmill.batches import partition_of
 from gristmill.counts import HELD_OUT
 from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import UsageError
+from gristmill.io.artefacts import stream_table
 from gristmill.io.documents import DocKey
+from gristmill.storage.files import is_file
 from preprocessing.mixing.decisions import HELD_OUT_COPY, DecidedFile, load_decisions
 from preprocessing.mixing.mix_manifest import MixManifest
 from preprocessing.mixing.sampling import random_numbers
@@ -42,11 +44,15 @@ class _Copies:
 
 
 class DocumentPlaces:
-    """The order of the documents of a mix in its token shards, which were shuffled in so many parts."""
+    """The order of the documents of a mix in its token shards, which were shuffled in so many parts.
 
-    def __init__(self, mix_dir: Path, parts: int) -> None:
-        """Raises UsageError if there is no mix, InputError if it is damaged."""
+    `failed` is the table of the documents that have no tokens; there need not be one.
+    """
+
+    def __init__(self, mix_dir: Path, parts: int, failed: Path) -> None:
+        """Raises UsageError if there is no mix, InputError if it or the table is damaged."""
         self._folder = mix_dir
+        self._failed = _rows_by_file(failed) if is_file(failed) else {}
         self._manifest = MixManifest.load(mix_dir)
         self._parts = parts
 
@@ -136,8 +142,20 @@ class DocumentPlaces:
         times = decided.train_copies
         if set_name == HELD_OUT:
             times = (decided.copies == HELD_OUT_COPY).astype(np.int64)
+        if decided.name in self._failed:
+            times[np.isin(decided.rows, self._failed[decided.name])] = 0
         for copy in range(int(times.max(initial=0))):
             rows = decided.rows[times > copy]
             draws = random_numbers(self._manifest.seed, f"part {copy}", decided.name, rows)
             orders = random_numbers(self._manifest.seed, f"order {copy}", decided.name, rows)
             yield _Copies(decided.name, rows, partition_of(draws, self._parts), orders)
+
+
+def _rows_by_file(table: Path) -> dict[str, list[int]]:
+    """Return the rows of each file that a table of removed documents lists."""
+    rows = dict[str, list[int]]()
+    with local_copies([table]) as (copy,):
+        for some in stream_table(copy, ["file", "row"]):
+            for file, row in zip(*some.to_pydict().values(), strict=True):
+                rows.setdefault(file, []).append(row)
+    return rows

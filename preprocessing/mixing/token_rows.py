@@ -1,12 +1,12 @@
 """Rows of tokens: each document of a mix is encoded once, and its tokens are scattered and shuffled as lines are.
 
-A row's line is the ids of a document, with those that begin and end it, as the bytes of the shards' dtype.
+A row's line is the ids of a document, with those that begin and end it, as the bytes of the shards' dtype. A document
+on which the tokenizer fails, or ends the process, has no row.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -44,10 +44,8 @@ from preprocessing.mixing.shuffle_buckets import (
 )
 from preprocessing.mixing.split import lines_in_order, ordered_rows
 from preprocessing.tokenizer.loading import LONG_TEXT, load_encoder, with_one_engine
+from preprocessing.tokenizer.safe_encoder import FailedDocument, ReadDocument, SafeEncoder, TokenizerFailed
 from preprocessing.tokenizer.shard_files import ShardReport, shard_prefix
-
-if TYPE_CHECKING:
-    from preprocessing.tokenizer.loading import AnyEncoder
 
 COMPRESSION = 1  # of ids: a higher level saves little, and takes most of the time
 _BATCH_CHARACTERS = 1 << 20  # of texts that are encoded together
@@ -57,10 +55,14 @@ _IS_LOSSY = 2
 
 
 class EncodedGroup(msgspec.Struct):
-    """What a task encoded: bytes of all rows; `differed` says where gigatoken and tokenizers did not agree."""
+    """What a task encoded: bytes of all rows, and the documents that have none.
+
+    `differed` says where gigatoken and tokenizers did not agree.
+    """
 
     row_bytes: int
     differed: str = ""
+    failed: list[FailedDocument] = []
 
 
 def encode_group(
@@ -75,27 +77,33 @@ def encode_group(
 ) -> Result:
     """Task: encode the documents of a group that are in the mix, and write a row for each copy to a bucket file.
 
-    `begin` and `end` are the ids that begin and end each document; -1: none. The value is an EncodedGroup.
+    `begin` and `end` are the ids that begin and end each document; -1: none. The counts are those of the documents that
+    have no tokens, as many as there are copies of them. The value is an EncodedGroup.
     """
     model, encoder = load_encoder(tokenizer)
     is_lossy = model.kind == "sentencepiece"
-    rows = _RowEncoder(encoder, (begin, end), token_dtype(model.vocab_size), seed, is_lossy)
-    size, differed = with_one_engine(encoder, lambda: rows.write(decisions.load(group), buckets, output))
-    return Result(Counts({}, []), EncodedGroup(size, differed))
+
+    def work() -> Result:
+        counts = Counts({}, [])
+        safe = SafeEncoder(encoder, begin, end, counts)
+        rows = _RowEncoder(safe, token_dtype(model.vocab_size), seed, is_lossy, counts)
+        size = rows.write(decisions.load(group), buckets, output)
+        return Result(counts, EncodedGroup(size, failed=safe.failed))
+
+    encoded, differed = with_one_engine(encoder, work)
+    encoded.value.differed = differed
+    return encoded
 
 
 class _RowEncoder:
-    """Encodes documents into rows; `ends` are the ids that begin and end each document."""
+    """Encodes documents into rows; counts the documents that have none."""
 
-    def __init__(
-        self, encoder: "AnyEncoder", ends: tuple[int, int], dtype: np.dtype, seed: int, is_lossy: bool
-    ) -> None:
+    def __init__(self, encoder: SafeEncoder, dtype: np.dtype, seed: int, is_lossy: bool, counts: Counts) -> None:
         self._encoder = encoder
-        self._begin, self._end = ends
         self._dtype = dtype
         self._seed = seed
         self._is_lossy = is_lossy
-        self._first = np.array([self._begin] if self._begin >= 0 else [], np.int32)
+        self._counts = counts
 
     def write(self, decided: Iterable[tuple[Slice, DecidedFile]], buckets: int, output: Path) -> int:
         """Write the bucket file of slices, given the decisions on each; return the bytes of all rows."""
@@ -109,24 +117,28 @@ class _RowEncoder:
 
     def _add_slice(self, scatter: Scatter, part: Slice, decided: DecidedFile) -> None:
         documents = read_chosen(part, decided.rows.tolist(), only_text=True)
+        failed_before = len(self._encoder.failed)
         done = 0
         for batch in batched(documents, size=_BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
             for is_long, some in groupby(batch, lambda document: len(document.text) > LONG_TEXT):
                 for documents_together in [[one] for one in some] if is_long else [list(some)]:
                     chosen = slice(done, done + len(documents_together))
-                    note_place(part.label, documents_together[0].key.row, is_alone=is_long)
                     _reject_changed(part, documents_together, decided, chosen)
                     rows = _Rows(part, documents_together, decided, chosen, self._flags(documents_together))
                     if is_long:
                         self._add_long(scatter, rows)
                     else:
                         self._add_short(scatter, rows)
+                    note_place(part.label, rows.documents[0].key.row)  # about there, whatever ends the process now
                     done = chosen.stop
                     del documents_together, rows
                 del some
             del batch  # a large document is gone before its frame is written, and the next is read
             scatter.write_full()
         note_no_place()
+        failed = self._encoder.failed[failed_before:]
+        if failed:
+            _read_ids(part, failed)
 
     def _flags(self, documents: Sequence[Document]) -> NDArray[np.uint64]:
         """Return _IS_LOSSY for each document of which the tokens do not restore the text, else 0."""
@@ -136,13 +148,12 @@ class _RowEncoder:
 
     def _add_short(self, scatter: Scatter, rows: "_Rows") -> None:
         """Add the rows of documents that are encoded together."""
-        ids, offsets = self._encoder.encode([document.text for document in rows.documents], self._end)
-        if len(self._first):
-            ids = np.insert(ids, offsets[:-1], self._begin)
-            offsets = offsets + np.arange(len(offsets))
-        data = np.ascontiguousarray(ids, self._dtype).data.cast("B")
-        ends = (offsets * self._dtype.itemsize).tolist()
-        sizes = np.diff(offsets) * self._dtype.itemsize
+        encoded = self._encoder.encode(rows.read)
+        for number, reason in encoded.failed.items():
+            rows.leave_out(number, reason, self._counts)
+        data = np.ascontiguousarray(encoded.ids, self._dtype).data.cast("B")
+        ends = (encoded.offsets * self._dtype.itemsize).tolist()
+        sizes = np.diff(encoded.offsets) * self._dtype.itemsize
         for copy in range(rows.most_copies):
             chosen = np.flatnonzero(rows.copies > copy)
             numbers = rows.numbers(copy, chosen, self._seed)
@@ -153,11 +164,27 @@ class _RowEncoder:
 
     def _add_long(self, scatter: Scatter, rows: "_Rows") -> None:
         """Add the rows of one long document, which is encoded in parts, for each copy anew: they may not fit memory."""
-        (document,) = rows.documents
+        (document,) = rows.read
+        reason = self._encoder.death(document)
+        if reason:
+            rows.leave_out(0, reason, self._counts)
         for copy in range(rows.most_copies):
-            parts = self._encoder.encode_parts(document.text, self._end, what=f"the text {document.key}")
-            pieces = (np.ascontiguousarray(ids, self._dtype).data.cast("B") for ids in chain([self._first], parts))
-            scatter.add_long(rows.numbers(copy, np.zeros(1, np.int64), self._seed), pieces)
+            parts = self._encoder.encode_parts(document)
+            pieces = (np.ascontiguousarray(ids, self._dtype).data.cast("B") for ids in parts)
+            try:
+                scatter.add_long(rows.numbers(copy, np.zeros(1, np.int64), self._seed), pieces)
+            except TokenizerFailed as error:
+                if copy:
+                    raise  # there are rows of it
+                rows.leave_out(0, self._encoder.leave_out(document, error), self._counts)
+                break
+
+
+def _read_ids(part: Slice, failed: Sequence[FailedDocument]) -> None:
+    """Note the own ids of documents of a slice, of which only the texts were read."""
+    with_fields = read_chosen(part, [document.row for document in failed])
+    for document, read in zip(failed, with_fields, strict=True):
+        document.id = read.own_id
 
 
 def _reject_changed(part: Slice, documents: Sequence[Document], decided: DecidedFile, chosen: slice) -> None:
@@ -196,6 +223,19 @@ class _Rows:
     @property
     def most_copies(self) -> int:
         return int(self.copies.max(initial=0))
+
+    @property
+    def read(self) -> list[ReadDocument]:
+        """Return the documents, each with the slice."""
+        return [ReadDocument(self._part, document) for document in self.documents]
+
+    def leave_out(self, number: int, reason: str, counts: Counts) -> None:
+        """Count a document under the reason for which it has no tokens, as often as it is in the mix."""
+        copies = int(self.copies[number])
+        size = int(self._sizes[number]) * copies
+        counts.add(self._part.source, READ, size, copies)
+        counts.add(self._part.source, reason, size, copies)
+        self.copies[number] = 0
 
     def numbers(self, copy: int, chosen: NDArray[np.int64], seed: int) -> pa.RecordBatch:
         """Return the numbers (NUMBERS) of a copy of the `chosen` documents: the same as of pass 1."""

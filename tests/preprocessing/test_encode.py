@@ -37,17 +37,17 @@ stage = importlib.import_module("preprocessing.encode")
 ROOT = Path(__file__).resolve().parents[2]
 DEADLY = """
 import gristmill.engine.slices, os, signal
-from preprocessing.mixing import token_rows
+from preprocessing.tokenizer.encoder import Encoder
 
 gristmill.engine.slices.SMALL_BYTES = 0
-add_short = token_rows._RowEncoder._add_short
+encode = Encoder.encode
 
-def die_of_deadly_text(self, scatter, rows):
-    if any("deadly" in document.text for document in rows.documents):
+def die_of_deadly_text(self, texts, end_id=-1):
+    if any("deadly" in text for text in texts):
         os.kill(os.getpid(), signal.SIGKILL)
-    add_short(self, scatter, rows)
+    return encode(self, texts, end_id)
 
-token_rows._RowEncoder._add_short = die_of_deadly_text
+Encoder.encode = die_of_deadly_text
 """
 ODD = ["", " ", "e\u0301 \u00e9 \ufb01", "a\u2581b", "1234567890 3.14", "👩‍👩‍👧‍👦", "NUL \0 within\0", "long " * 20_000]
 
@@ -303,3 +303,4 @@ def test_the_documents_on_which_a_worker_dies_are_named(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "error: a worker process died in encode on web/0.jsonl, row 2 or soon after (SIGKILL): " in done.stderr
+    assert done.stderr.endswith("With --max_failed 0.001 so many documents on which that happens are set aside\n")

@@ -243,18 +243,20 @@ def _describe_death(call: Call, how: str, document: CurrentDocument | None = Non
         where += f" in the task {task_run.task.name} of {task_run.run}{_describe_files(task_run.task)}"
     if deaths > MAX_DEATHS:
         return (
-            f"worker processes died on {deaths:,} documents of one task, at last{where} ({how}): fix the function, as "
-            "so many are not set aside"
+            f"worker processes died on {deaths:,} documents of one task, at last{where} ({how}): "
+            f"{'fix the function' if call.foreign else 'try fewer --workers'}, as so many are not set aside"
         )
     reason = f"a worker process died{where} ({how})"
+    aside = ""
+    if document and not call.sets_aside:
+        aside = ". With --max_failed 0.001 so many documents on which that happens are set aside"
     if call.foreign:
-        advice = (
-            "it ended its own process (os._exit(), a signal, or a crash in a C library), or the machine ran out of "
-            "memory; in that case try fewer --workers"
+        return (
+            f"{reason}: it ended its own process (os._exit(), a signal, or a crash in a C library), or the machine ran "
+            f"out of memory; in that case try fewer --workers{aside}"
         )
-        if document and not call.sets_aside:
-            advice += ". With --max_failed 0.001 so many documents on which that happens are set aside"
-        return f"{reason}: {advice}"
+    if document:
+        return f"{reason}: the machine ran out of memory, or a library crashed. Try fewer --workers{aside}"
     return (
         f"{reason}: most often the machine ran out of memory. Try fewer --workers or a "
         "smaller --memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
