@@ -304,7 +304,7 @@ def test_functions_that_do_something_else_are_told_so(
 
 
 def test_a_document_on_which_a_function_fails_is_set_aside(
-    tmp_path: Path, quiet: RunOptions, write, read, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, quiet: RunOptions, write, read, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The others are as without it, for a function of batches, too; more than allowed fail the stage at its end."""
     name = f"poisoned_{abs(hash(str(tmp_path)))}"
@@ -365,7 +365,9 @@ def test_a_document_on_which_a_function_fails_is_set_aside(
     apply(tmp_path / "in", tmp_path / "later", again, options, max_failed=0.3)
     (tmp_path / "ready").touch()
     assert apply(tmp_path / "in", tmp_path / "later", again, options, max_failed=0.3).total("written").documents == 7
-    retried = apply(tmp_path / "in", tmp_path / "later", again, replace(options, retry_failed=True))
+    capfd.readouterr()
+    retried = apply(tmp_path / "in", tmp_path / "later", again, replace(options, retry_failed=True, explain=True))
+    assert "apply: apply: 1 of 1 task runs: documents or files failed in 1 task\n" in capfd.readouterr().err
     assert retried.total("written").documents == 9 and not pq.read_table(tmp_path / "later.failed.parquet").num_rows
 
     with pytest.raises(UsageError, match=r"as_a_whole failed after it was given book/a\.jsonl@7 .*too many"):

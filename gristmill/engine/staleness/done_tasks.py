@@ -80,7 +80,7 @@ class DoneTasks:
     def find(self, step: str, task: Task, identity: dict[str, str]) -> DoneRecord | None:
         """Return the record of an earlier run of this very task, if its outputs are as recorded."""
         record = self.before.get((step, task.name))
-        if record is None or (self._retry_failed and record.counts.has_failures):
+        if record is None or self.is_retried(step, task.name):
             return None
         kept_versions = differing_versions(record.identity, identity)
         if kept_versions is None or (kept_versions and not self._accept_versions):
@@ -95,6 +95,11 @@ class DoneTasks:
             return None
         self.kept_versions |= kept_versions
         return record
+
+    def is_retried(self, step: str, task: str) -> bool:
+        """Return whether a task runs again as documents or files failed in it, which is asked for."""
+        record = self.before.get((step, task))
+        return self._retry_failed and record is not None and record.counts.has_failures
 
     def keep(self, task: Task, record: DoneRecord, is_new: bool = True) -> None:
         """Add a record to the records of this run; an old one with the present times of copied outputs."""

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError
 
 from gristmill.engine.staleness.records import DoneRecord
@@ -17,6 +17,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _NAMED = 3  # files that a line names
 _ARGUMENT = "argument "
 _OTHER_NAMES = "outputs"
+_FAILED = "documents or files failed"  # and are tried again
 
 
 def differing_versions(before: Identity, now: Identity) -> dict[str, tuple[str, str]] | None:
@@ -128,24 +129,30 @@ def explain(
     tasks: Mapping[str, Identity],
     before: Mapping[str, Identity],
     todo: Sequence[str],
+    retried: Collection[str],
     details: bool,
 ) -> None:
     """Print why the tasks `todo` of a step run: with `details` each on a line, else all that differs on one line.
 
-    `tasks` and `before` are the identities of all tasks, by name, of this run and of the one before.
+    `tasks` and `before` are the identities of all tasks, by name, of this run and of the one before; `retried` are
+    tasks in which something failed before.
     """
     if details:
         for task in todo:
-            print(f"{stage}: {task}: {rerun_reason(tasks[task], before.get(task))}", file=sys.stderr, flush=True)
+            reason = rerun_reason(tasks[task], before.get(task), task in retried)
+            print(f"{stage}: {task}: {reason}", file=sys.stderr, flush=True)
         return
-    reasons = _summarise(tasks, before, todo)
+    reasons = _summarise(tasks, before, todo, retried)
     if reasons:
         count = f"{len(todo):,} of {count_of(len(tasks), 'task')} {verb_for(len(todo), 'runs', 'run')}"
         print(f"{stage}: {step}: {count}: {', '.join(reasons)}", file=sys.stderr, flush=True)
 
 
-def rerun_reason(now: Identity, before: Identity | None) -> str:
-    """Return why a task runs: it is new, its identity differs from its record, or an output was changed."""
+def rerun_reason(now: Identity, before: Identity | None, is_retried: bool = False) -> str:
+    """Return why a task runs: it is new, its identity differs from its record, or an output was changed.
+
+    Or it `is_retried`: documents or files failed in it.
+    """
     if before is None:
         return "no earlier run finished it"
     reasons = list[str]()
@@ -159,10 +166,13 @@ def rerun_reason(now: Identity, before: Identity | None) -> str:
         elif files_now[name] != files_before[name]:
             reasons.append(f"{name} changed")
     reasons += _other_reasons(now, before)
-    return ", ".join(reasons) or "its output was removed or changed"
+    otherwise = f"{_FAILED} in it" if is_retried else "its output was removed or changed"
+    return ", ".join(reasons) or otherwise
 
 
-def _summarise(tasks: Mapping[str, Identity], before: Mapping[str, Identity], todo: Sequence[str]) -> list[str]:
+def _summarise(
+    tasks: Mapping[str, Identity], before: Mapping[str, Identity], todo: Sequence[str], retried: Collection[str]
+) -> list[str]:
     """Return what differs between all tasks of a step and the tasks before, with the number of files."""
     if not before:
         return ["no earlier run finished them"]
@@ -181,9 +191,11 @@ def _summarise(tasks: Mapping[str, Identity], before: Mapping[str, Identity], to
             continue
         reasons_of_task = _other_reasons(tasks[task], earlier)
         others.update(reasons_of_task)
-        if not reasons_of_task and _files_of([tasks[task]]) == _files_of([earlier]):
+        if not reasons_of_task and _files_of([tasks[task]]) == _files_of([earlier]) and task not in retried:
             unexplained += 1
     reasons += list(others)
+    if retried:
+        reasons.append(f"{_FAILED} in {count_of(len(retried), 'task')}")
     if unexplained:
         verb = verb_for(unexplained, "was", "were")
         reasons.append(f"outputs of {count_of(unexplained, 'task')} {verb} removed or changed")

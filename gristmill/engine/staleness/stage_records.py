@@ -103,7 +103,8 @@ class StageRecords:
         if is_explained:
             names = [task.name for task in stale]
             before = {name: record.identity for (of_step, name), record in self.done.before.items() if of_step == step}
-            explain(self.stage.name, step, identities, before, names, self.options.explain_tasks)
+            retried = {name for name in names if self.done.is_retried(step, name)}
+            explain(self.stage.name, step, identities, before, names, retried, self.options.explain_tasks)
         self._note_versions(step, stale, len(tasks))
         return stale
 
