@@ -3,8 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain
+from functools import cache, partial
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
@@ -14,16 +13,16 @@ import numpy as np
 from tyro.conf import Positional
 
 from gristmill.command import command
-from gristmill.counts import MALFORMED, READ, WRITTEN, Counts
+from gristmill.counts import MALFORMED, READ, WRITTEN, Counts, check_max_failed
+from gristmill.engine.execution.worker_deaths import note_no_place
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.run import StageRun, open_stage
-from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, note_reading, read_slices
 from gristmill.engine.staleness.outputs import reject_unknown_files
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import CorpusFile, Document, Reading, paths_of, stem
-from gristmill.io.readers import read_documents
 from gristmill.io.token_masks import MASK, MASKS, MaskRecord, write_mask, write_masks
 from gristmill.io.token_shards import (
     SHARD_SUFFIXES,
@@ -39,9 +38,11 @@ from gristmill.storage.files import file_info, is_folder
 from gristmill.storage.local import concatenate, sha256_file
 from gristmill.text import utf8_size
 from gristmill.wording import count_of
+from preprocessing.document_pass import list_failed
 from preprocessing.tokenizer.chat_encoding import encode_chat
 from preprocessing.tokenizer.chat_template import ChatError, ChatTemplate, TemplateSource
 from preprocessing.tokenizer.loading import load_encoder
+from preprocessing.tokenizer.safe_encoder import FailedDocument, SafeEncoder, read_with_slices
 from preprocessing.tokenizer.shard_files import (
     ShardReport,
     add_to,
@@ -76,6 +77,17 @@ class ChatReport(msgspec.Struct):
     rewritten: int
 
 
+class EncodedChats(ChatReport):
+    """What a task encoded, and the chats on which the tokenizer failed."""
+
+    failed: list[FailedDocument] = msgspec.field(default_factory=list)
+
+    @property
+    def report(self) -> ChatReport:
+        """Return the report alone."""
+        return ChatReport(self.shard, self.mask, self.rewritten)
+
+
 def tokenize_chats(
     chats: Positional[Path],
     out_dir: Positional[Path],
@@ -86,6 +98,7 @@ def tokenize_chats(
     messages: str = "messages",
     eos: str = "model",
     shard_size: str = "512MiB",
+    max_failed: float = 0.0,
 ) -> Counts:
     """Encode chats into token shards whose masks say what the assistant says: the targets of fine-tuning.
 
@@ -93,6 +106,8 @@ def tokenize_chats(
     model's own chat template, or of --template; the assistant's messages are the targets, up to the token that ends
     each. Each chat is a document, which ends with the end-of-document token, if the template has not written it. A
     record that is no chat, that the template refuses, or in which the assistant says nothing counts as malformed.
+
+    A chat on which the tokenizer fails is left out within `max_failed`, and listed in OUT_DIR.removed.parquet.
 
     gristmill tokenize-chats chats.jsonl OUT/chats --tokenizer hf_folder
 
@@ -108,10 +123,13 @@ def tokenize_chats(
         messages: Field with the list of messages.
         eos: Token that ends each document: none, model, or a token of the vocabulary.
         shard_size: Maximum size of a shard's .bin, if it is of several slices of the input.
+        max_failed: Fraction of the chats on which the tokenizer may fail, such as 0.001. If it is more than 0, a chat
+            on which a worker process dies counts as one, and with 0 that ends the stage.
 
     Returns:
         Chats read and written, and those left out by reason, per source.
     """
+    check_max_failed(max_failed)
     target = parse_size(shard_size, "--shard_size")
     path = find_usable_tokenizer(tokenizer, [out_dir])
     source = TemplateSource.find(path, template)
@@ -124,11 +142,15 @@ def tokenize_chats(
         facts = read_facts(run, path, "none", eos)
         rule = ChatRule(source, messages, facts.end)
         encoded = read_slices(
-            run, "encode", cut_raw_corpus(run, files), lambda groups: _part_tasks(run, groups, path, rule)
-        )
+            run, "encode", cut_raw_corpus(run, files),
+            lambda groups: _part_tasks(run, groups, path, rule, sets_aside=max_failed > 0),
+        )  # fmt: skip
+        chats_of_parts = encoded.values(EncodedChats)
+        failed = [chat for part in chats_of_parts for chat in part.failed]
+        encoded.counts.check_failed(STAGE.name, max_failed, list_failed(run, failed, out_dir), "the tokenizer")
         parts = [tuple(map(run.ledger.path, record.outputs)) for record in encoded.records]
         sizes = [record.outputs[0].size for record in encoded.records]
-        reports = encoded.values(ChatReport)
+        reports = [part.report for part in chats_of_parts]
         to_join = shard_tasks(parts, sizes, reports, target, out_dir, write_chat_shard, _SUFFIXES)
         joined = run.step("join", to_join)
         reports = joined.values(ChatReport)
@@ -162,13 +184,15 @@ def list_chats(chats: Path, column: str = "messages") -> list[CorpusFile]:
     return [CorpusFile(file.path, file.name, file.size, column, reading) for file in files]
 
 
-def _part_tasks(run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path, rule: ChatRule) -> Iterator[Task]:
+def _part_tasks(
+    run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path, rule: ChatRule, sets_aside: bool
+) -> Iterator[Task]:
     """Yield a task for each group of slices; its outputs are a part: a temporary shard with its mask."""
     for group in groups:
         prefix = run.work / "parts" / group[0].label
         outputs = tuple(with_suffix(prefix, suffix) for suffix in _SUFFIXES)
         arguments = {"tokenizer": tokenizer, "rule": rule, "tokens": outputs[0]}
-        yield Task.on_slices(group, encode_slices, arguments, outputs)
+        yield Task.on_slices(group, encode_slices, arguments, outputs, sets_aside=sets_aside)
 
 
 @cache
@@ -178,10 +202,11 @@ def _compiled(source: TemplateSource) -> ChatTemplate:
 
 @leaves_out_damaged
 def encode_slices(group: SliceGroup, tokenizer: Path, rule: ChatRule, tokens: Path) -> Result:
-    """Task: write the chats of slices as a part: `tokens` (.bin), .idx, .sources, .mask; the value: its ChatReport."""
-    model, _ = load_encoder(tokenizer)
+    """Task: write the chats of slices as a part: `tokens` (.bin), .idx, .sources, .mask; the value: EncodedChats."""
+    model, encoder = load_encoder(tokenizer)
     template = _compiled(rule.template)
     counts = Counts({}, [])
+    safe = SafeEncoder(encoder, -1, rule.end, counts)
     prefix = shard_prefix(tokens)
     report = ShardReport(ShardRecord(prefix.name, 0, 0, 0, ""), {})
     rewritten = 0
@@ -189,17 +214,24 @@ def encode_slices(group: SliceGroup, tokenizer: Path, rule: ChatRule, tokens: Pa
     sources: list[str] = []
     rejects = Rejects(tokens)
     with TokenShardWriter(prefix, token_dtype(model.vocab_size)) as shard:
-        for document in chain.from_iterable(read_documents(part, counts, rejects) for part in group):
+        for read in read_with_slices(group, counts, rejects):
+            document = read.document
             roles = utf8_size(document.text)
             try:
                 chat = template.apply(document.value(rule.column), document.value("tools"))
-                ids, is_target = encode_chat(model, chat.text, chat.spans, rule.end)
+                size = utf8_size(chat.text)
+                encoded = safe.encode_alone(read, partial(encode_chat, model, chat.text, chat.spans, rule.end))
+                note_reading(read.part)
+                if isinstance(encoded, str):
+                    counts.add(document.source, READ, size - roles, documents=0)
+                    counts.add(document.source, encoded, size)
+                    continue
+                ids, is_target = encoded
                 if not any(is_target):
                     raise ChatError("the assistant has no token")
             except ChatError as error:
                 _leave_out(document, str(error), roles, counts, rejects)
                 continue
-            size = utf8_size(chat.text)
             counts.add(document.source, READ, size - roles, documents=0)  # in place of the roles alone
             counts.add(document.source, WRITTEN, size)
             shard.add(ids)
@@ -214,7 +246,8 @@ def encode_slices(group: SliceGroup, tokenizer: Path, rule: ChatRule, tokens: Pa
     numbers = np.array([report.shard.sources.index(source) for source in sources], np.uint32)
     report.shard.sources_sha256 = write_sources(prefix, numbers, report.shard.sources)
     written = write_mask(prefix, np.frombuffer(mask, np.bool_))
-    return Result(counts, ChatReport(report, written, rewritten))
+    note_no_place()
+    return Result(counts, EncodedChats(report, written, rewritten, safe.failed))
 
 
 def _leave_out(document: Document, reason: str, size: int, counts: Counts, rejects: Rejects) -> None:

@@ -3,7 +3,6 @@
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import compress, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ from gristmill.engine.staleness.outputs import reject_unknown_files
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
-from gristmill.io.readers import read_documents
 from gristmill.io.token_shards import (
     SHARD_SUFFIXES,
     ShardRecord,
@@ -39,7 +37,13 @@ from gristmill.io.vocabulary import ESCAPED_SPACE
 from gristmill.io.writers import Rejects
 from preprocessing.document_pass import list_failed
 from preprocessing.tokenizer.loading import LONG_TEXT, load_encoder, with_one_engine
-from preprocessing.tokenizer.safe_encoder import FailedDocument, ReadDocument, SafeEncoder, TokenizerFailed
+from preprocessing.tokenizer.safe_encoder import (
+    FailedDocument,
+    ReadDocument,
+    SafeEncoder,
+    TokenizerFailed,
+    read_with_slices,
+)
 from preprocessing.tokenizer.shard_files import (
     ShardReport,
     TokenizerFacts,
@@ -174,7 +178,7 @@ def _encode(
     number_of = dict[str, int]()
     document_sources = array("I")
     with TokenShardWriter(prefix, token_dtype(model.vocab_size)) as shard:
-        documents = _read_documents(group, counts, Rejects(tokens))
+        documents = read_with_slices(group, counts, Rejects(tokens), by_original_source=True)
         for batch in batched(documents, size=BATCH_CHARACTERS, size_of=lambda read: len(read.document.text)):
             lengths = _encode_batch(batch, safe, shard)
             for (_, document), length in zip(batch, lengths, strict=True):
@@ -196,15 +200,6 @@ def _encode(
     part.shard.sources = [*number_of]
     part.shard.sources_sha256 = write_sources(prefix, np.array(document_sources, np.uint32), part.shard.sources)
     return Result(counts, part)
-
-
-def _read_documents(group: SliceGroup, counts: Counts, rejects: Rejects) -> Iterator[ReadDocument]:
-    """Yield the documents of slices, each with its slice."""
-    for part in group:
-        if not part.damage:
-            note_reading(part)
-        documents = read_documents(part, counts, rejects, by_original_source=True)
-        yield from map(partial(ReadDocument, part), documents)  # holds no document while the next is read
 
 
 def _encode_batch(batch: list[ReadDocument], encoder: SafeEncoder, shard: TokenShardWriter) -> list[int | str]:

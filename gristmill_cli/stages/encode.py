@@ -111,6 +111,7 @@ class TokenizeChats(StageSpec):
             messages=spec.messages,
             eos=config.tokenizer.eos,
             shard_size=config.tokenizer.shard_size,
+            max_failed=config.max_failed,
         )
 
     def settings(self, run: RunContext) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """SafeEncoder: ids of documents, without those on which the tokenizer fails, or on which it ended a worker process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -10,8 +11,11 @@ from numpy.typing import NDArray
 
 from gristmill.counts import FAILED, WORKER_DIED, Counts
 from gristmill.engine.execution.worker_deaths import note_place, rows_of_deaths, times_suspected
+from gristmill.engine.slices import SliceGroup, note_reading
 from gristmill.errors import GristmillError, UsageError
 from gristmill.io.documents import Document, Slice
+from gristmill.io.readers import read_documents
+from gristmill.io.writers import Rejects
 from gristmill.paths import spell_urls
 from gristmill.steps import MANY_FAILING
 from preprocessing.tokenizer.loading import EnginesDifferError
@@ -19,6 +23,7 @@ from preprocessing.tokenizer.loading import EnginesDifferError
 if TYPE_CHECKING:
     from preprocessing.tokenizer.loading import AnyEncoder
 
+Encoded = TypeVar("Encoded")
 TOKENIZER = "tokenizer"  # in the reason of a document on which it failed
 _PANIC = "PanicException"  # of a library in Rust: no Exception
 
@@ -53,6 +58,17 @@ class FailedDocument(msgspec.Struct):
     def removed_row(self) -> tuple[str, int, str, float | None, str, str | None]:
         """Return it as a row of a table of removed documents."""
         return self.file, self.row, self.rule, None, self.detail, self.id
+
+
+def read_with_slices(
+    group: SliceGroup, counts: Counts, rejects: Rejects, by_original_source: bool = False
+) -> Iterator[ReadDocument]:
+    """Yield the documents of slices as read_documents does, each with its slice; note which slice is read."""
+    for part in group:
+        if not part.damage:
+            note_reading(part)
+        documents = read_documents(part, counts, rejects, by_original_source)
+        yield from map(partial(ReadDocument, part), documents)  # holds no document while the next is read
 
 
 class TokenizerFailed(UsageError):
@@ -137,6 +153,18 @@ class SafeEncoder:
             if not _is_of_tokenizer(error):
                 raise
             raise TokenizerFailed(document.place, _describe(error)) from error
+
+    def encode_alone(self, document: ReadDocument, encode: Callable[[], Encoded]) -> Encoded | str:
+        """Return what `encode` makes of one document, or the reason to leave it out: it fails, or ended a worker."""
+        reason = self.death(document)
+        if reason:
+            return reason
+        try:
+            return encode()
+        except BaseException as error:
+            if not _is_of_tokenizer(error):
+                raise
+            return self._leave_out(document, _describe(error), is_dead=False)
 
     def leave_out(self, document: ReadDocument, error: TokenizerFailed) -> str:
         """Leave out a long document on which the tokenizer failed; return the reason."""

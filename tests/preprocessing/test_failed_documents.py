@@ -18,6 +18,7 @@ from gristmill.io.documents import DocKey, Document, Slice
 from gristmill.io.token_shards import open_shards
 from preprocessing.encode import encode
 from preprocessing.mix import mix
+from preprocessing.tokenize_chats import tokenize_chats
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.tokenizer.safe_encoder import ReadDocument, SafeEncoder, TokenizerFailed
 from tests.verify_shards import verify_shards
@@ -85,6 +86,23 @@ def test_encode_leaves_out_all_copies(
         assert Counter(map(tuple, documents_in(tmp_path / "tokens" / name))) == expected
         verify_shards(tmp_path / "tokens" / name)
     assert listed_in(tmp_path / "tokens.removed.parquet") == LISTED
+
+
+def test_chats_are_left_out(tmp_path: Path, write, tokenizer: Path, quiet: RunOptions) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for message in messages %}the {{ message.content }} {% endfor %}")
+    chats = list[dict[str, object]]()
+    for row, answer in enumerate(("mill", "unheard", "grain")):
+        messages = [{"role": "user", "content": "grain"}, {"role": "assistant", "content": answer}]
+        chats.append({"messages": messages, "id": f"id {row}"})
+    write(tmp_path / "chats.jsonl", chats)
+    arguments = (tmp_path / "chats.jsonl", tmp_path / "tokens", tokenizer, quiet)
+    with pytest.raises(UsageError, match="tokenize_chats: the tokenizer failed on 1 of 3 documents, more than"):
+        tokenize_chats(*arguments, template=template)
+    counts = tokenize_chats(*arguments, template=template, max_failed=0.5)
+    assert counts.total("failed: tokenizer").documents == 1
+    assert documents_in(tmp_path / "tokens") == [[2, 4, 2, 3, 0], [2, 4, 2, 4, 0]]
+    assert listed_in(tmp_path / "tokens.removed.parquet") == [("chats/chats.jsonl", 1, "id 1", "failed: tokenizer")]
 
 
 class Picky:
