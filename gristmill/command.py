@@ -72,6 +72,13 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
     sys.exit(run_with_exit_code(call, resumes=is_stage))
 
 
+def given_words(argv: Sequence[str] | None) -> list[str]:
+    """Return the words of a command line: `argv`, by default this process's own."""
+    if argv is None:
+        return sys.argv[1:]
+    return list(argv)
+
+
 def run_with_exit_code(action: Callable[[], Any], resumes: bool = True) -> int:
     """Call `action`; print its result, or the GristmillError it raises; return the exit code.
 

@@ -141,14 +141,19 @@ GROUPS: dict[str, dict[str, Command]] = {
         "shuffle_holdout": Command("preprocessing.shuffle_holdout:pass1,pass2", "as mix (pass1) and shuffle (pass2)"),
     },
 }  # fmt: skip
-COMMANDS: Mapping[str, Command] = MappingProxyType(
-    {
-        name.replace("-", "_"): command
-        for group in GROUPS.values()
-        for clean, command in group.items()
-        for name in (clean, *command.aliases)
-    }
-)
+
+
+def _commands_by_name() -> dict[str, Command]:
+    """Return the commands by name and by alias, with underscores."""
+    commands = dict[str, Command]()
+    for group in GROUPS.values():
+        for clean, command in group.items():
+            for name in (clean, *command.aliases):
+                commands[name.replace("-", "_")] = command
+    return commands
+
+
+COMMANDS: Mapping[str, Command] = MappingProxyType(_commands_by_name())
 
 PACKAGES = ("gristmill", "gristmill_cli", "gristmill_parity", "gristmill_planner", "preprocessing", "dedup", "training")
 
@@ -198,7 +203,9 @@ def _nearest(name: str) -> str:
     matches = difflib.get_close_matches(given, COMMANDS, n=1)
     if not matches:
         matches = [command for command in COMMANDS if command.startswith(given)]
-    names = [*_clean_name(matches[0]), "--help"] if matches else ["--help"]
+    if not matches:
+        return "gristmill --help"
+    names = [*_clean_name(matches[0]), "--help"]
     return " or ".join(f"gristmill {name}" for name in names)
 
 
@@ -228,8 +235,10 @@ def overview() -> str:
         lines += ["", title]
         gap = max(17, 2 + max(map(len, group)))
         for name, command in group.items():
-            also = f" (also {', '.join(command.aliases)})" if command.aliases else ""
-            text = textwrap.wrap(command.help + also, width - 2 - gap)
+            help_text = command.help
+            if command.aliases:
+                help_text += f" (also {', '.join(command.aliases)})"
+            text = textwrap.wrap(help_text, width - 2 - gap)
             lines += [f"  {name:{gap}}{text[0]}", *(f"  {'':{gap}}{line}" for line in text[1:])]
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from gristmill.counts import FAILED, Counts, warn_of_losses
 from gristmill.errors import AlarmError
+from gristmill.wording import count_of
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.pipeline import context_of, find_stage
 from preprocessing.mixing.drops import LOW, SHORT
@@ -21,16 +22,23 @@ def find_alarms(config: RunConfig, stage: str, counts: Counts) -> Iterator[str]:
     if spec.look_at:
         losses = warn_of_losses(counts, "", config.alarms.source_loss, config.alarms.times_median)
         for source, line in losses.items():
-            places = [option for reason, option in _LOOK_AT.items() if f" as {reason};" in f"{line};"]
-            yield f"{line}: look at {places[0] if places else spec.look_at.format(source=source)}"
+            look_at = _option_that_decides(line) or spec.look_at.format(source=source)
+            yield f"{line}: look at {look_at}"
     yield from spec.alarms(context_of(config, spec), counts)
+
+
+def _option_that_decides(line: str) -> str:
+    """Return the option that decides on the reason which a line on losses names; '' if the stage itself does."""
+    for reason, option in _LOOK_AT.items():
+        if f" as {reason};" in f"{line};":
+            return option
+    return ""
 
 
 def check_strict(config: RunConfig, stage: str, alarms: list[str]) -> None:
     """Raise AlarmError if there are alarms and none is allowed."""
     if config.strict and alarms:
-        plural = "s" if len(alarms) > 1 else ""
         raise AlarmError(
-            f"{stage} raises {len(alarms)} alarm{plural}, and --strict allows none: {'; '.join(alarms)}. To continue, "
-            "run the same command without --strict, or with another limit in [alarms]"
+            f"{stage} raises {count_of(len(alarms), 'alarm')}, and --strict allows none: {'; '.join(alarms)}. To "
+            "continue, run the same command without --strict, or with another limit in [alarms]"
         )

@@ -59,14 +59,8 @@ def _run_pipeline() -> None:
         for stage in STAGES:
             config = replace(config, **stage.kernel_options(quiz))
         run(config)
-        run(
-            replace(
-                config,
-                out=folder / "inexact",
-                dedup=Dedup(verify="none", exact=False),
-                until="generate_duplicates_dict",
-            )
-        )
+        dedup = Dedup(verify="none", exact=False)
+        run(replace(config, out=folder / "inexact", dedup=dedup, until="generate_duplicates_dict"))
         load_recipe("gopher").judge(_TEXT * 4, WordSplitter())
         options = RunOptions(workers=1, quiet=True)
         remove_spans(corpus, folder / "spans", options=options)

@@ -83,13 +83,16 @@ def _version_of(name: str) -> str:
 def _machine() -> Table:
     memory = psutil.virtual_memory()
     disks = {"here": Path.cwd(), "temporary": Path(os.environ.get("TMPDIR", "/tmp"))}
-    free = ", ".join(f"{decimal(shutil.disk_usage(path).free)} {name}" for name, path in disks.items() if path.exists())
+    free = list[str]()
+    for name, path in disks.items():
+        if path.exists():
+            free.append(f"{decimal(shutil.disk_usage(path).free)} {name}")
     rows = {
         "gristmill": f"{_version_of('gristmill')}, {Path(__file__).resolve().parents[1]}",
         "Python": f"{platform.python_version()}, {sys.executable}",
         "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}, {platform.machine()}",
         "memory": f"{decimal(memory.available)} free of {decimal(memory.total)}",
-        "disk": f"free: {free}",
+        "disk": f"free: {', '.join(free)}",
         "kernels": f"{count_kernels():,} compiled",
         "GPUs": ", ".join(_gpus()) or "none found",
         "torch": _torch(),
@@ -116,7 +119,9 @@ def _gpus() -> list[str]:
         return []
     query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    return done.stdout.splitlines() if done.returncode == 0 else []
+    if done.returncode != 0:
+        return []
+    return done.stdout.splitlines()
 
 
 def _torch() -> str:
@@ -134,9 +139,16 @@ def _torch() -> str:
 def _extras() -> Table:
     table = Table("extra", "adds", "state", box=None, pad_edge=False)
     for extra, adds in EXTRAS.items():
-        lacking = missing(extra)
-        table.add_row(extra, Text(adds), Text(f"lacks {', '.join(lacking)}" if lacking else "installed"))
+        table.add_row(extra, Text(adds), Text(_state_of(extra)))
     return table
+
+
+def _state_of(extra: str) -> str:
+    """Return whether an extra is installed, or which distributions it lacks."""
+    lacking = missing(extra)
+    if not lacking:
+        return "installed"
+    return f"lacks {', '.join(lacking)}"
 
 
 def _extras_of_run(config: Path) -> Group:
@@ -148,8 +160,7 @@ def _extras_of_run(config: Path) -> Group:
         return Group(Text(f"{config} needs no extra"))
     table = Table("extra", "needed for", "state", box=None, pad_edge=False)
     for extra, reason in needed.items():
-        lacking = missing(extra)
-        table.add_row(extra, Text(reason), Text(f"lacks {', '.join(lacking)}" if lacking else "installed"))
+        table.add_row(extra, Text(reason), Text(_state_of(extra)))
     lacking_extras = [extra for extra in needed if missing(extra)]
     if not lacking_extras:
         return Group(table)
@@ -166,13 +177,16 @@ def _torch_first(extras: Sequence[str]) -> list[str]:
 
 
 def _advice() -> list[str]:
-    """Return the commands that would change what is lacking."""
-    lines = [""]
-    if lacking := [extra for extra in EXTRAS if missing(extra)]:
+    """Return the commands that would change what is lacking, after an empty line."""
+    lines = list[str]()
+    lacking = [extra for extra in EXTRAS if missing(extra)]
+    if lacking:
         lines += _torch_first(lacking)
         lines.append(f"try pip install 'gristmill[{','.join(lacking)}]' for all of them")
     if not count_kernels():
         lines.append("try gristmill compile, so that no later command waits for its kernels")
     if _gpus() and "CPU only" in _torch():
         lines.append("try a torch for CUDA: pip install torch --index-url as pytorch.org names it for your driver")
-    return lines if lines[1:] else []
+    if not lines:
+        return []
+    return ["", *lines]

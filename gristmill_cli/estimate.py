@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
-from gristmill.command import run_with_exit_code
+from gristmill.command import given_words, run_with_exit_code
 from gristmill.config import load_config
 from gristmill.console import wide_console
 from gristmill.counts import Counts
@@ -79,7 +79,8 @@ def estimate(config: EstimateConfig) -> Estimate:
     size = parse_bytes(config.sample, "--sample")
     first, end = _check(config)
     names = ("workers", "scratch_size", "shard", "executor", "address")
-    if unused := [f"--{name}" for name in names if getattr(config, name) != getattr(EstimateConfig, name)]:
+    unused = [f"--{name}" for name in names if getattr(config, name) != getattr(EstimateConfig, name)]
+    if unused:
         print(f"note: {', '.join(unused)} do not change an estimate: they only say where a run works", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="gristmill-estimate-") as name:
         folder = Path(name)
@@ -105,8 +106,12 @@ def estimate(config: EstimateConfig) -> Estimate:
         documents = config.documents or ceil(given * extent.documents / max(1, extent.text_bytes))
         extent = Extent(documents, given, ceil(given / SLICE_BYTES), ceil(given / SLICE_BYTES))
     costs = _scale(small, large, extent, raw, config, duplicates)
-    chosen = [run.stage.seconds_a_document(config, extent.documents).note for run in large[first:end]]
-    return Estimate(extent, config.cores, sampled, duplicates, costs[first:end], [note for note in chosen if note])
+    notes = list[str]()
+    for run in large[first:end]:
+        a_document = run.stage.seconds_a_document(config, extent.documents)
+        if a_document.note:
+            notes.append(a_document.note)
+    return Estimate(extent, config.cores, sampled, duplicates, costs[first:end], notes)
 
 
 def _check(config: EstimateConfig) -> tuple[int, int]:
@@ -243,7 +248,9 @@ def _scale(
         if config.duplicates is not None:
             members = min(1.0, 2 * config.duplicates)  # each duplicate, and what is kept in its place
             cores = max(cores, stage.seconds_a_compared_byte(config) * members * text)
-        serial = cores if stage.is_serial else min(cores, a_document.serial * extent.documents)
+        serial = cores
+        if not stage.is_serial:
+            serial = min(cores, a_document.serial * extent.documents)
         wall = serial + (cores - serial) / min(config.cores, extent.slices)
         on_disk += _grown(less.kept, more.kept, texts, text)
         requests = stage.requests * extent.slices
@@ -266,6 +273,9 @@ def _grown(less: float, more: float, texts: Sequence[int], text: float, repeats:
     return slope * text + (more - slope * texts[1]) * repeats
 
 
+_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+
 def parse_bytes(text: str, option: str) -> int:
     """Parse a size whose units are powers of 1000, such as 4.5TB or 100GB; of 1024 with an i, such as 4.5TiB.
 
@@ -275,9 +285,12 @@ def parse_bytes(text: str, option: str) -> int:
     number = text.strip().upper().removesuffix("B").replace("_", "")
     if number.endswith("I"):
         return parse_size(text.replace("_", ""), option)
-    power = "KMGTP".find(number[-1:]) + 1 if number[-1:].isalpha() else 0
+    unit = number[-1:]
+    power = _POWERS.get(unit, 0)  # of 1000
+    if power:
+        number = number.removesuffix(unit)
     try:
-        size = float(number[:-1] if power else number) * 1000**power
+        size = float(number) * 1000**power
         if not 1 <= size < 1e21:
             raise ValueError(text)
     except ValueError:
@@ -287,9 +300,10 @@ def parse_bytes(text: str, option: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """`gristmill estimate [CORPUS | pipeline.toml] [options]`: prints a table, or JSON."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = given_words(argv)
     if arguments and not arguments[0].startswith("-"):
-        arguments.insert(0, "--config" if arguments[0].endswith(".toml") else "--corpus")
+        option = "--config" if arguments[0].endswith(".toml") else "--corpus"
+        arguments.insert(0, option)
     sys.exit(run_with_exit_code(lambda: _estimate_and_print(arguments), resumes=False))
 
 

@@ -68,28 +68,40 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
         gained = [reason for reason in INCOMING if reason in counts.reasons]
         rules = [reason for reason in lost if reason in RULES]
         others = [reason for reason in lost if reason not in rules]
-        columns = [*gained, *([_RULES] if rules else []), *others, HELD_OUT, TRAIN]
+        columns = gained
+        if rules:
+            columns.append(_RULES)
+        columns += [*others, HELD_OUT, TRAIN]
         summed = {_RULES: rules}
         files = file_columns(counts)
         documents = _table("funnel: documents", [_heading(name) for name in columns])
         sizes = _table("", ["MB in", "MB train", "tokens train", *files])
+        of_train = self.tokens[TRAIN]
         for source in [*sorted(self.tallies), None]:
-            name = Text(source or TOTAL)
-            style = "" if source else "bold"
-            totals = []
+            name = Text(TOTAL)
+            style = "bold"
+            tokens = sum(of_train.values())
+            if source:
+                name = Text(source)
+                style = ""
+                tokens = of_train.get(source, 0)
+            totals = list[str]()
             for column in columns:
                 reasons = summed.get(column, [column])
                 total = sum(counts.total(reason, source).documents for reason in reasons)
                 totals.append(f"{total:,}")
             documents.add_row(name, *totals, style=style)
             megabytes = [f"{counts.total(reason, source).bytes / 1e6:,.2f}" for reason in (READ, TRAIN)]
-            of_train = self.tokens[TRAIN]
-            tokens = of_train.get(source, 0) if source else sum(of_train.values())
-            sizes.add_row(name, *megabytes, f"{tokens:,}", *(write(source) for write in files.values()), style=style)
-        left_out = [Text(f"left out: {list_faults(self.damaged)}")] if self.damaged else []
-        warnings = [Text(f"warning: {line}", style="bold") for line in self.warnings]
-        by_rule: list[RenderableType] = [Text(), self._by_rule(counts, rules)] if rules else []
-        return Group(*warnings, documents, *by_rule, Text(), sizes, *left_out)
+            of_files = [write(source) for write in files.values()]
+            sizes.add_row(name, *megabytes, f"{tokens:,}", *of_files, style=style)
+        parts: list[RenderableType] = [Text(f"warning: {line}", style="bold") for line in self.warnings]
+        parts.append(documents)
+        if rules:
+            parts += [Text(), self._by_rule(counts, rules)]
+        parts += [Text(), sizes]
+        if self.damaged:
+            parts.append(Text(f"left out: {list_faults(self.damaged)}"))
+        return Group(*parts)
 
     def _by_rule(self, counts: Counts, rules: Sequence[str]) -> Table:
         """Return the documents that each rule of a recipe removed, per source."""
@@ -135,7 +147,9 @@ def read_funnel(out: Path) -> Funnel:
         Counts(funnel.tallies, []).check_conserved("the whole run")
         require(TRAIN in funnel.tokens, "it has no tokens of the train set")
     except (msgspec.DecodeError, UnicodeDecodeError, GristmillError) as error:
-        fault = "its counts do not add up" if isinstance(error, ConservationError) else error
+        fault = str(error)
+        if isinstance(error, ConservationError):
+            fault = "its counts do not add up"
         raise InputError(f"{path} is damaged ({fault}): run the same `gristmill run` again, which writes it") from error
     return funnel
 
@@ -203,7 +217,9 @@ def check_counts_between(
 
 def _heading(name: str) -> str:
     """Return a column's name with its sign, on two lines if it is long: a row of all columns fits 80 characters."""
-    return f"{_sign(name)}{name}" if len(name) < 8 else f"{_sign(name)}\n{name}".strip()
+    if len(name) < 8:
+        return f"{_sign(name)}{name}"
+    return f"{_sign(name)}\n{name}".strip()
 
 
 def _sign(name: str) -> str:
@@ -211,4 +227,6 @@ def _sign(name: str) -> str:
         return "= "
     if name == READ:
         return ""
-    return "+ " if name in INCOMING else "- "
+    if name in INCOMING:
+        return "+ "
+    return "- "

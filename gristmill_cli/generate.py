@@ -127,9 +127,13 @@ class GenerateConfig:
         )
         require(all(self.stop), "stop is empty, which would end every text at once; leave --stop out")
         require(
-            not any("\ud800" <= letter <= "\udfff" for text in (*self.text, *self.stop) for letter in text),
-            "a prompt or stop is not UTF-8; expected text",  # Python has other bytes as surrogates
+            not any(map(_has_other_bytes, (*self.text, *self.stop))), "a prompt or stop is not UTF-8; expected text"
         )
+
+
+def _has_other_bytes(text: str) -> bool:
+    """Return whether a word of the command line has bytes that are not UTF-8: Python has them as surrogates."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -152,11 +156,15 @@ def _generate(config: GenerateConfig) -> None:
 
     is_dialogue = not config.text and config.prompts is None and sys.stdin.isatty()
     prompts = _prompts(config, is_dialogue)
-    size = 1 if is_dialogue or config.chat else config.batch_size
+    size = config.batch_size
+    if is_dialogue or config.chat:
+        size = 1
     # ranks wait for the one that reads prompts, which may be typed
     with init_distributed(config.device, _SECONDS_TO_WAIT) as device:
         # prompts that cannot be read are refused before a model is
-        first = [] if is_dialogue else main_only(lambda: list(islice(prompts, size)))
+        first = list[str]()
+        if not is_dialogue:
+            first = main_only(lambda: list(islice(prompts, size)))
         allow_files(config.code)
         ranks = config.parallel
         layout = ParallelConfig(tp=ranks.tp, pp=ranks.pp, ep=ranks.ep)
@@ -226,7 +234,9 @@ def _prompts_of_file(path: Path) -> Iterator[str]:
     require(path.is_file(), f"{path}: there is no such file; expected prompts, one per line, or records with a prompt")
     with wrap_read_errors(path), path.open("rb") as file:
         for number, line in enumerate(_lines(str(path), file), 1):
-            yield _prompt_of_record(path, number, line) if path.suffix == ".jsonl" else line
+            if path.suffix == ".jsonl":
+                line = _prompt_of_record(path, number, line)
+            yield line
 
 
 def _prompt_of_record(path: Path, number: int, line: str) -> str:
@@ -234,7 +244,9 @@ def _prompt_of_record(path: Path, number: int, line: str) -> str:
         record = json.loads(line)
     except ValueError as error:
         raise InputError(f"{path}:{number}: expected a JSON record with a prompt ({error})") from error
-    prompt = record.get("prompt") if isinstance(record, dict) else None
+    prompt = None
+    if isinstance(record, dict):
+        prompt = record.get("prompt")
     if not isinstance(prompt, str):
         raise InputError(f'{path}:{number}: expected a record such as {{"prompt": "The mill"}}, got {line:.60}')
     return prompt
@@ -255,8 +267,11 @@ class _TextPrinter:
         options = SamplingOptions(config.temperature, config.top_k, config.top_p, config.repetition_penalty)
         self.conversation = conversation
         self.shows_messages = not is_typed
-        ends = model.ends | (conversation.ends if conversation is not None else frozenset())
-        self.stops = config.stop + (conversation.stops if conversation is not None else ())
+        ends = model.ends
+        self.stops = config.stop
+        if conversation is not None:
+            ends |= conversation.ends
+            self.stops += conversation.stops
         self.generator = TextGenerator(model.cache, options, ends, model.hidden, model.agree)
         self.texts = 0
         self.read = 0  # tokens of prompts
@@ -294,9 +309,14 @@ class _TextPrinter:
     def _begin(self, prompt: str) -> "Text":
         from training.generation.text import Text
 
-        ids = self.model.begins(prompt) if self.conversation is None else self.conversation.ask(prompt)
+        if self.conversation is None:
+            ids = self.model.begins(prompt)
+        else:
+            ids = self.conversation.ask(prompt)
         context = self.model.config.context
-        shown = repr(prompt if len(prompt) < 40 else f"{prompt[:40]}…")
+        shown = repr(prompt)
+        if len(prompt) >= 40:
+            shown = repr(f"{prompt[:40]}…")
         require(
             bool(ids),
             "nothing begins a text, as documents have neither a begin nor an end token; expected a prompt, such as "
@@ -318,13 +338,20 @@ class _TextPrinter:
         """Say how fast it was, on standard error."""
         if self.model.world.is_main and self.texts:
             later = max(0, self.written - self.texts)  # the first token of each comes with reading its prompt
-            rate = later / self.seconds_to_write if self.seconds_to_write else 0.0
-            read = self.read / self.seconds_to_read if self.seconds_to_read else 0.0
+            rate = _rate(later, self.seconds_to_write)
+            read = _rate(self.read, self.seconds_to_read)
             print(
                 f"{count_of(self.texts, 'prompt')}: {count_of(self.read, 'token')} read ({read:,.0f} tokens/s), "
                 f"{count_of(self.written, 'token')} written ({rate:,.1f} tokens/s)",
                 file=sys.stderr,
             )
+
+
+def _rate(count: int, seconds: float) -> float:
+    """Return a count by second; 0 where no time went by."""
+    if not seconds:
+        return 0.0
+    return count / seconds
 
 
 class _Printer:

@@ -82,7 +82,9 @@ def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.write_bytes(msgspec.json.encode(harvest))
     for source, rules in _sources().items():
-        budget = left if source == "github" else int(megabytes * MEGABYTE) // 4
+        budget = int(megabytes * MEGABYTE) // 4
+        if source == "github":
+            budget = left
         _gather(out_dir, source, rules, budget, harvest)
         left -= harvest.bytes[source]
     atomic_write_bytes(marker, msgspec.json.encode(harvest))
@@ -179,8 +181,9 @@ def _read_text(file: Path, path: str, render: Callable[[str, str], str]) -> str:
     except (OSError, EOFError, zlib.error, UnicodeDecodeError):
         return ""
     # Python strings can hold lone surrogates ("\ud800" in a docstring), which UTF-8 and JSON cannot.
-    too_large = len(data) > MEGABYTE or "\0" in text
-    return "" if too_large else render(text, path).encode("utf-8", "ignore").decode("utf-8")
+    if len(data) > MEGABYTE or "\0" in text:
+        return ""
+    return render(text, path).encode("utf-8", "ignore").decode("utf-8")
 
 
 def verbatim(text: str, _path: str) -> str:
@@ -190,7 +193,10 @@ def verbatim(text: str, _path: str) -> str:
 
 def prose(text: str, _path: str) -> str:
     """Return the file's text, unchanged; empty if most of it is not letters, as in a table of numbers."""
-    return text if 2 * sum(map(str.isalpha, text)) > len(text) else ""
+    letters = sum(map(str.isalpha, text))
+    if 2 * letters <= len(text):
+        return ""
+    return text
 
 
 def long_description(text: str, _path: str) -> str:
@@ -206,7 +212,11 @@ def docstrings(text: str, path: str) -> str:
     except (SyntaxError, ValueError, RecursionError):
         return ""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return "\n\n\n".join(f"{name}\n\n{doc}" for name, doc in _docstrings_of(tree, module) if len(doc) >= MIN_DOCSTRING)
+    parts = list[str]()
+    for name, docstring in _docstrings_of(tree, module):
+        if len(docstring) >= MIN_DOCSTRING:
+            parts.append(f"{name}\n\n{docstring}")
+    return "\n\n\n".join(parts)
 
 
 def _docstrings_of(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
@@ -222,4 +232,6 @@ def _encode(records: list[dict[str, object]], suffix: str) -> bytes:
         pa.parquet.write_table(pa.Table.from_pylist(records), file)
         return file.getvalue()
     lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
-    return zstandard.compress(lines) if suffix == ".jsonl.zst" else lines
+    if suffix == ".jsonl.zst":
+        return zstandard.compress(lines)
+    return lines

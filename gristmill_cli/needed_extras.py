@@ -1,4 +1,4 @@
-"""Which extras a run needs, by the formats, models and options that its file names."""
+"""Find the extras that a run needs, by the formats, models and options that its file names."""
 
 import tomllib
 from pathlib import Path

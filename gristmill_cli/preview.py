@@ -273,7 +273,9 @@ def _judge(recipe: Recipe, sample: list[Document]) -> _Verdicts:
     verdicts = _Verdicts({name: [] for name in names}, {name: [] for name in names})
     splitter = recipe.new_splitter()
     for document in sample:
-        url = str(document.value(recipe.url_field) or "") if recipe.url_field else ""
+        url = ""
+        if recipe.url_field:
+            url = str(document.value(recipe.url_field) or "")
         steps, stop_hashes, language, score = recipe.rules_for(document.text, *recipe.language_of(document.value))
         of_language = verdicts.languages.setdefault(language, Counter())
         of_language[""] += 1
@@ -350,7 +352,9 @@ def _row_of_rule(step: Bounds, verdicts: _Verdicts, documents: int) -> list[str]
     """Return the row of a rule: its limits, what it removes, and percentiles of its measure."""
     values = verdicts.values[step.name]
     count = len(verdicts.first[step.name])
-    name = step.name if len(step.name) <= 29 else f"{step.name[:28]}…"
+    name = step.name
+    if len(name) > 29:
+        name = f"{name[:28]}…"
     row = [name, _limits(step), f"{count:,}", f"{100 * count / documents:.1f}%", f"{verdicts.alone[step.name]:,}"]
     if not values:
         return row
@@ -368,4 +372,6 @@ def _limits(step: Bounds) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gristmill.arguments import check_words, option_name
-from gristmill.command import run_with_exit_code
+from gristmill.command import given_words, run_with_exit_code
 from gristmill.config import load_config, take_option
 from gristmill.console import wide_console
 from gristmill.errors import UsageError
@@ -50,7 +50,7 @@ options:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """`gristmill quickstart [CORPUS] [--out DIR] [options …]`: exits with 0, or the failed step's code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = given_words(argv)
     sys.exit(run_with_exit_code(lambda: _start(words)))
 
 
@@ -61,7 +61,9 @@ def _start(words: list[str]) -> None:
     check_words(words, {})
     out, others = take_option(words, "--out")
     # The corpus comes before all other options: after one, it would look like its value.
-    corpus = Path(others.pop(0)) if others and not option_name(others[0]) else None
+    corpus: Path | None = None
+    if others and not option_name(others[0]):
+        corpus = Path(others.pop(0))
     quickstart(corpus, Path(out or "quickstart"), others)
 
 
@@ -114,7 +116,9 @@ def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> N
     from training.reporting.plot import plot  # torch takes seconds to import
 
     picture = plot(out / "model")
-    needed = "" if find_spec("lm_eval") else "\n            (once before: pip install 'gristmill[eval]')"
+    needed = ""
+    if not find_spec("lm_eval"):
+        needed = "\n            (once before: pip install 'gristmill[eval]')"
     print(f"""
 corpus      {config.corpus}
 data        {out / "data"}  (funnel.json, tokens/, tokenizer/, and the output of each stage)
@@ -138,8 +142,11 @@ def divide_options(options: Sequence[str]) -> tuple[list[str], list[str]]:
     training = list[str]()
     chosen = training
     for word in options:
-        if name := option_name(word).removeprefix("--"):
-            chosen = pipeline if name in _SINGLE or name.partition(".")[0] in _SECTIONS else training
+        name = option_name(word).removeprefix("--")
+        if name in _SINGLE or name.partition(".")[0] in _SECTIONS:
+            chosen = pipeline
+        elif name:
+            chosen = training
         chosen.append(word)
     return pipeline, training
 
@@ -174,5 +181,7 @@ def train_with_torchrun(options: Sequence[str], processes: int) -> None:
         code = process.wait()
     finally:
         signal.signal(signal.SIGINT, previous)
+    if code < 0:  # minus the signal that ended it
+        code = 128 - code
     if code:
-        sys.exit(code if code > 0 else 128 - code)
+        sys.exit(code)

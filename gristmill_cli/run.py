@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from gristmill.command import run_with_exit_code
+from gristmill.command import given_words, run_with_exit_code
 from gristmill.config import load_config
 from gristmill.console import wide_console
-from gristmill.counts import HELD_OUT
+from gristmill.counts import HELD_OUT, Counts
 from gristmill.engine.execution.context import open_execution_context
 from gristmill.engine.execution.without_pandas import leave_pandas_out
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
@@ -77,7 +77,10 @@ def run(
 def check_run(config: RunConfig, looks_at_records: bool = False) -> None:
     """Raise the error for which a run with this configuration would not begin its first stage; writes nothing."""
     is_read = config.from_ in (None, FIRST_STAGE) or exists(config.corpus)  # else it may have been removed
-    check_config(config, None if is_read else recorded_sources(config.out))
+    if is_read:
+        check_config(config)
+    else:
+        check_config(config, recorded_sources(config.out))
     if looks_at_records and is_read:
         check_first_records(config)
     choose_stages(config, plan_stages(config))
@@ -95,14 +98,20 @@ def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], No
     if config.explain or config.explain_tasks:
         by_option = _explain(config, stages[first:end])
         options = replace(options, explain=not by_option)
-    counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage.name))}
-    remove_partial_files([out / FUNNEL_FILE])
     earlier_records = {stage.name: load_record(out, stage.name) for stage in stages}
+    counts = dict[str, Counts]()
+    for stage in stages[:first]:
+        record = earlier_records[stage.name]
+        if record:
+            counts[stage.name] = record.counts
+    remove_partial_files([out / FUNNEL_FILE])
     skipped = find_skipped(config, stages, first, end)
     for stage in stages[skipped.changed :]:  # a later stage is done only after this run of the stages before it
         remove_record(out, stage)
     remove_files([out / FUNNEL_FILE])
-    alarms = [line for name, earlier_counts in counts.items() for line in find_alarms(config, name, earlier_counts)]
+    alarms = list[str]()
+    for name, earlier_counts in counts.items():
+        alarms += find_alarms(config, name, earlier_counts)
     for position, stage in enumerate(stages[:end]):
         record = earlier_records[stage.name]
         if stage.name in skipped.names and record:
@@ -117,12 +126,15 @@ def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], No
             stage_counts = stage.call(context)
         seconds = time.monotonic() - began
         counts[stage.name] = stage_counts
-        if earlier := stage.stage_read(context):
+        earlier = stage.stage_read(context)
+        if earlier:
             reasons = stage.reads_reasons or (find_stage(earlier).keeps,)
             check_counts_between(earlier, counts[earlier], reasons, stage.name, stage_counts, stage.reads_bytes)
         stage.reject_empty(config, stage_counts)
         stage_alarms = list(find_alarms(config, stage.name, stage_counts))
-        outside = outside_files(config, stage) if config.remove_used else ""
+        outside = ""
+        if config.remove_used:
+            outside = outside_files(config, stage)
         save_record(config, stage, stage_counts, round(seconds, 3), earlier_records[stage.name], stage_alarms, outside)
         if stage.name == DecideMix.name:
             note_list(config)
@@ -136,44 +148,55 @@ def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], No
     if end < len(stages):
         return None
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
-    funnel = build_funnel([counts[stage.name] for stage in stages if stage.is_in_funnel], manifests, alarms)
+    in_funnel = [counts[stage.name] for stage in stages if stage.is_in_funnel]
+    funnel = build_funnel(in_funnel, manifests, alarms)
     funnel.save(out)
     funnel.warnings = at_folder(alarms, out)
     return funnel
 
 
 def _explain(config: RunConfig, stages: Sequence[StageSpec]) -> bool:
-    """Print which options changed since the last run, and which stages follow; whether one did."""
-    known = [(stage, record) for stage in stages if (record := load_record(config.out, stage.name))]
-    changed = {stage.name: said for stage, record in known if (said := changed_settings(config, stage, record))}
+    """Print which options changed since the last run, and which stages follow; return whether one did."""
+    finished = 0
+    changed = dict[str, str]()
+    for stage in stages:
+        record = load_record(config.out, stage.name)
+        if record:
+            finished += 1
+            settings = changed_settings(config, stage, record)
+            if settings:
+                changed[stage.name] = settings
     names = [stage.name for stage in stages]
     if not changed:
         said = "no option changed since the last run"
-        if not known:
+        if not finished:
             said = "no stage finished yet"
-        elif len(known) < len(stages):
+        elif finished < len(stages):
             said = "no option changed of the stages that have finished"
         print(said, file=sys.stderr, flush=True)
         return False
     first = names.index(next(iter(changed)))
-    only_named = changed[names[first]].startswith("tokenizer ")  # by its path; tasks compare its content
-    print("changed: " + "; ".join(f"{name} {said}" for name, said in changed.items()), file=sys.stderr)
+    changes = [f"{name} {settings}" for name, settings in changed.items()]
+    print(f"changed: {'; '.join(changes)}", file=sys.stderr)
     following = ", ".join(names[first + 1 :]) or "no other stage"
-    again = names[first] + (", unless its content is the same" if only_named else "")
+    again = names[first]
+    if changed[again].startswith("tokenizer "):  # by its path; tasks compare its content
+        again += ", unless its content is the same"
     print(f"runs again: {again}; and where its input changes: {following}", file=sys.stderr, flush=True)
     return True
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """`gristmill run [pipeline.toml] [--section.key value …]`: runs the pipeline, prints the funnel and paths."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = given_words(argv)
     if arguments and not arguments[0].startswith("-"):
         arguments.insert(0, "--config")
     sys.exit(run_with_exit_code(lambda: _run_command(arguments)))
 
 
 def _run_command(arguments: list[str]) -> None:
-    if arguments[:1] == ["--config"] and arguments[1:] and Path(folder := arguments[1]).is_dir():
+    if len(arguments) > 1 and arguments[0] == "--config" and Path(arguments[1]).is_dir():
+        folder = arguments[1]
         hint = f"try gristmill run --corpus {folder} --out OUT"
         raise UsageError(f"expected a pipeline.toml, got the folder {folder}; {hint}")
     config = load_config(RunConfig, arguments, prog="gristmill run")
@@ -216,13 +239,15 @@ def run_and_print(config: RunConfig) -> Funnel | None:
 
 
 def _next_steps(out: Path, held_out_documents: int, share: float) -> str:
-    """Where the results are, and how to train on them: from a disk, not from a bucket, and not without a holdout."""
+    """Say where the results are, and how to train on them: from a disk, not a bucket, and not without a holdout."""
     tokens = out / "tokens"
-    needs_copies = store_of(out).needs_copies
-    local = Path() if needs_copies else out
+    local = out
+    copy = ""
+    if store_of(out).needs_copies:
+        local = Path()
+        copy = f"copy {tokens} to a disk, and there "
     folders = (f"tokens/{TRAIN}", f"tokens/{HELD_OUT}", "model")
     train, held_out, model = (shlex.quote(str(local / name)) for name in folders)
-    copy = f"copy {tokens} to a disk, and there " if needs_copies else ""
     lines = f"\nfunnel: {out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
     if not held_out_documents:
         return spell_urls(
@@ -243,7 +268,8 @@ def _options_of(config: RunConfig) -> dict[str, Any]:
 def _work_of(config: RunConfig) -> str:
     """Return all options of a run that change bytes, as JSON."""
     options = _options_of(config) | {"corpus": str(resolved(config.corpus)), "out": str(resolved(config.out))}
-    return msgspec.json.encode({name: value for name, value in options.items() if name not in OWN_OPTIONS}).decode()
+    deciding = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
+    return msgspec.json.encode(deciding).decode()
 
 
 def _record_config(config: RunConfig) -> None:

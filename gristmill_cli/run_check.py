@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -71,8 +71,11 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     _note_folders(config)
     with _section("alarms"):
         for name, value in vars(config.alarms).items():
-            maximum = 1 if name in ("source_loss", "alike", "language", "score") else math.inf
-            allowed = f"a number from 0{' to 1' * (maximum == 1)}"
+            maximum = math.inf
+            allowed = "a number from 0"
+            if name in ("source_loss", "alike", "language", "score"):
+                maximum = 1
+                allowed += " to 1"
             require(0 <= value <= maximum, f"--{name} {value}: expected {allowed}; 0 is no limit")
 
 
@@ -101,7 +104,8 @@ def _note_texts(corpus: Corpus) -> None:
     """Say which folders hold nothing but files of formats that are read only if asked for."""
     read = {file.source for file in corpus.files}
     texts = [file for file in corpus.unread if file.reason in ASKED_FOR.values() and file.source not in read]
-    for (source, reason), count in Counter((file.source, file.reason) for file in texts).items():
+    counts = Counter((file.source, file.reason) for file in texts)
+    for (source, reason), count in counts.items():
         kind = next(name for name, said in ASKED_FOR.items() if said == reason)
         print(
             f"note: {count_of(count, f'.{kind} file')} of {source!r} not read, and it has no others: "
@@ -241,7 +245,12 @@ def options_as_typed(section: str) -> Iterator[None]:
     try:
         yield
     except GristmillError as error:
-        error.args = tuple(spell_options(part, section) if isinstance(part, str) else part for part in error.args)
+        arguments = list[Any]()
+        for argument in error.args:
+            if isinstance(argument, str):
+                argument = spell_options(argument, section)
+            arguments.append(argument)
+        error.args = tuple(arguments)
         raise
 
 
@@ -251,5 +260,13 @@ def spell_options(message: str, section: str) -> str:
     >>> spell_options("--holdout 2: expected a fraction; see --seed and --workers", "mix")
     '--mix.holdout 2: expected a fraction; see --mix.seed and --workers'
     """
-    names = {field.name for field in fields(get_type_hints(RunConfig)[section])} if section else set()
-    return _OPTION.sub(lambda match: f"--{section}.{match[1]}" if match[1] in names else match[0], message)
+    if not section:
+        return message
+    names = {field.name for field in fields(get_type_hints(RunConfig)[section])}
+
+    def spell(option: re.Match[str]) -> str:
+        if option[1] in names:
+            return f"--{section}.{option[1]}"
+        return option[0]
+
+    return _OPTION.sub(spell, message)

@@ -351,14 +351,17 @@ class RunConfig(RunOptions, _Corpus):
     def weights(self) -> dict[str, float]:
         """Return epochs per source, as the mix or the sources' own tables give them. Raises UsageError if both do."""
         own = {name: source.weight for name, source in self.sources.items() if source.weight is not None}
-        if twice := sorted(own.keys() & self.mix.weights.keys()):
+        twice = sorted(own.keys() & self.mix.weights.keys())
+        if twice:
             raise UsageError(f"the source {twice[0]!r} has a weight in [sources] and in [mix.weights]: give one")
         return self.mix.weights | own
 
     @property
     def counting_tokenizer(self) -> Path | None:
         """Return the tokenizer that counts the tokens of documents, if the mix asks for amounts of tokens."""
-        return self.tokenizer.file if self.mix.tokens else None
+        if not self.mix.tokens:
+            return None
+        return self.tokenizer.file
 
     @property
     def mix_seed(self) -> int:
@@ -377,7 +380,8 @@ class RunConfig(RunOptions, _Corpus):
     @property
     def run_options(self) -> RunOptions:
         """Return the resources and limits of every stage."""
-        return RunOptions(**{option.name: getattr(self, option.name) for option in fields(RunOptions)})
+        options = {option.name: getattr(self, option.name) for option in fields(RunOptions)}
+        return RunOptions(**options)
 
 
 def corpus_folders(config: RunConfig) -> list[Path]:

@@ -48,8 +48,10 @@ class StageRecord(msgspec.Struct):
 def load_record(out: Path, stage: str) -> StageRecord | None:
     """Return the record of the stage of that name, None if it has not finished or the record is damaged."""
     path = _path(out, stage)
+    if not is_file(path):
+        return None
     try:
-        return msgspec.json.decode(read_file(path), type=StageRecord) if is_file(path) else None
+        return msgspec.json.decode(read_file(path), type=StageRecord)
     except ValueError:  # not JSON, of another type, or not UTF-8
         return None
 
@@ -95,15 +97,21 @@ def _path(out: Path, stage: str) -> Path:
 def recorded_sources(out: Path) -> set[str] | None:
     """Return the sources of the corpus of a run, if it was read; its folder may be gone."""
     record = load_record(out, FIRST_STAGE)
-    return {source for source, _, _ in record.counts.rows()} if record else None
+    if record is None:
+        return None
+    return {source for source, _, _ in record.counts.rows()}
 
 
 def changed_settings(config: RunConfig, stage: StageSpec, record: StageRecord) -> str:
     """Return the settings that differ from the record's, in words; '' if none does."""
     settings = stage.settings(context_of(config, stage))
     now = msgspec.json.decode(msgspec.json.encode(settings))
-    names = [name for name in {**record.settings, **now} if now.get(name) != record.settings.get(name)]
-    return ", ".join(_spell_change(name, record.settings.get(name), now.get(name)) for name in names)
+    before = record.settings
+    changes = list[str]()
+    for name in {**before, **now}:
+        if now.get(name) != before.get(name):
+            changes.append(_spell_change(name, before.get(name), now.get(name)))
+    return ", ".join(changes)
 
 
 def _spell_change(name: str, before: Any, now: Any) -> str:
@@ -127,7 +135,7 @@ def _spell_change(name: str, before: Any, now: Any) -> str:
 
 @dataclass
 class Outdated:
-    """What a stage wrote with other versions of Gristmill or of libraries: then and now by name, tasks, their cost.
+    """Work of a stage by other versions of Gristmill or of libraries: then and now by name, tasks, their cost.
 
     `steps`: in words, which steps on documents are new or gone. Such tasks run again, whatever versions are accepted.
     """
@@ -143,7 +151,9 @@ def outdated_tasks(costs: Iterable[MadeWith], own_versions: Mapping[str, str]) -
     outdated = Outdated()
     for cost in costs:
         steps = changed_steps(cost.identity, own_versions)
-        versions = outdated_versions(cost.identity, own_versions) if not steps else {}
+        versions = dict[str, tuple[str, str]]()
+        if not steps:
+            versions = outdated_versions(cost.identity, own_versions)
         if steps or versions:
             outdated.steps |= dict.fromkeys(steps)
             outdated.versions |= versions
@@ -209,8 +219,9 @@ def _costs(config: RunConfig, stage: StageSpec) -> list[MadeWith]:
 
 def stage_ledgers(config: RunConfig, stage: StageSpec) -> list[Ledger]:
     """Return the ledgers of a stage's tasks."""
-    output = stage.path(config)
-    folder = output.parent if output.suffix else output
+    folder = stage.path(config)
+    if folder.suffix:  # of a file
+        folder = folder.parent
     return [ledger for ledger in Ledger.all_in(folder / STATE_DIR) if ledger.stage == stage.engine.name]
 
 
@@ -221,7 +232,9 @@ def _spell(value: Any) -> str:
         for name, item in value.items():
             if item in ("", None):
                 continue
-            words = f"({_spell(item)})" if isinstance(item, Mapping) else _spell(item)
+            words = _spell(item)
+            if isinstance(item, Mapping):
+                words = f"({words})"
             spelled.append(f"{name} {words}")
         return " ".join(spelled) or "none"
     if isinstance(value, list | tuple):
@@ -236,8 +249,12 @@ def stage_positions(config: RunConfig, names: Sequence[str]) -> tuple[int, int]:
     """
     for option, name in (("--from", config.from_), ("--until", config.until)):
         require(name is None or name in names, f"{option}: expected one of {', '.join(names)}, got {name}")
-    first = names.index(config.from_) if config.from_ else 0
-    end = names.index(config.until) + 1 if config.until else len(names)
+    first = 0
+    if config.from_:
+        first = names.index(config.from_)
+    end = len(names)
+    if config.until:
+        end = names.index(config.until) + 1
     require(first < end, f"--from {config.from_} --until {config.until}: expected stages in the order of the run")
     return first, end
 
@@ -252,7 +269,8 @@ def choose_stages(config: RunConfig, stages: Sequence[StageSpec]) -> tuple[int, 
         record = load_record(config.out, stage.name)
         if record is None:
             raise UsageError(f"--from {config.from_}: {stage.name} has not finished: give --from {stage.name}")
-        if changed := changed_settings(config, stage, record):
+        changed = changed_settings(config, stage, record)
+        if changed:
             raise UsageError(
                 f"--from {config.from_}: {stage.name} ran with other options ({changed}): give --from {stage.name}, "
                 "or the options of before"
@@ -270,14 +288,20 @@ def plan_table(config: RunConfig, stages: Sequence[StageSpec]) -> Table:
     is_current = True  # no stage so far is to run again
     for position, stage in enumerate(stages):
         record = load_record(config.out, stage.name)
-        state = _state(config, stage, record, is_current) if record else "to run"
+        state = "to run"
+        if record:
+            state = _state(config, stage, record, is_current)
         is_current = is_current and state.startswith("done")
-        if not first <= position < end:
-            state = "done, not checked" if position < first else "not in this run"
+        if position < first:
+            state = "done, not checked"
+        elif position >= end:
+            state = "not in this run"
         settings = stage.settings(context_of(config, stage))
         spelled = " ".join(f"{name}={_spell(value)}" for name, value in settings.items())
+        if spelled:
+            spelled = f"by {spelled}"
         output = stage.path(config).relative_to(config.out)
-        table.add_row(Text(stage.name), Text(spell_urls(f"{state}\nwrites {output} {spelled and f'by {spelled}'}")))
+        table.add_row(Text(stage.name), Text(spell_urls(f"{state}\nwrites {output} {spelled}")))
     return table
 
 
@@ -293,7 +317,14 @@ def _state(config: RunConfig, stage: StageSpec, record: StageRecord, is_current:
         return f"to run again: {', '.join(outdated.steps)}; it took {cost} of core time"
     if versions and not config.accept_versions:
         return f"to run again: {versions}; it took {cost} of core time, --accept_versions keeps what is there"
-    state = "done; its files will be checked" if is_current else "to run again where its input changes"
-    if record.used_up:
-        state = "done; what no later stage reads was removed" if is_current else f"{state}; what it wrote was removed"
-    return f"{state} (made with other versions: {versions})" if versions else state
+    if not is_current:
+        state = "to run again where its input changes"
+        if record.used_up:
+            state += "; what it wrote was removed"
+    elif record.used_up:
+        state = "done; what no later stage reads was removed"
+    else:
+        state = "done; its files will be checked"
+    if versions:
+        state += f" (made with other versions: {versions})"
+    return state

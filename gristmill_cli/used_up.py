@@ -80,7 +80,9 @@ def find_skipped(config: RunConfig, stages: Sequence[StageSpec], first: int, end
     for position in reversed(range(end)):
         stage = stages[position]
         if position >= changed or stage.name in needed:
-            needed |= {name for name in gone if _reads_any(config, stage, {name})}
+            for name in gone:
+                if _reads_any(config, stage, {name}):
+                    needed.add(name)
     in_order = [stage.name for stage in stages if stage.name in needed]
     if not needed.isdisjoint(stage.name for stage in stages[:first]):
         raise UsageError(

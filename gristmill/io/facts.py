@@ -6,7 +6,7 @@ of steps, null where a step did not see the record. A fact that is a vector has 
 ….<fact>.arrow, a vector for each record that was written. FOLDER/index.json lists the files in the order of keys.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,11 @@ class WrittenSlice(msgspec.Struct):
     first: int
     end: int
     documents: int
+
+
+def are_about(slices: Iterable[WrittenSlice], file: str, row: int) -> bool:
+    """Return whether a document, which may have been removed, is in one of the slices."""
+    return any(part.file == file and part.first <= row < part.end for part in slices)
 
 
 class FactsFile(msgspec.Struct):

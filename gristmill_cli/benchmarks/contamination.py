@@ -118,9 +118,11 @@ def contamination(
     check_limits(0, 1, 0, near)
     require_lm_eval("contamination")
     scores = read_item_scores(items)
-    parts = [part for folder in trained_on for part in parts_of(folder, tokenizer, text_column)]
+    parts = list[Part]()
+    for folder in trained_on:
+        parts += parts_of(folder, tokenizer, text_column)
     searched = find_items(scores, parts, near, workers or usable_cores())
-    _name_documents(found_in for item in searched for found_in in item.places)
+    _name_documents(searched)
     if out is not None:
         encoder = msgspec.json.Encoder()
         atomic_write_bytes(out, b"".join(encoder.encode(item) + b"\n" for item in searched))
@@ -142,10 +144,11 @@ def find_items(
             for row, places in of_part.items():
                 places_by_item.setdefault(rows[row], _Places()).add(places.best, places.documents)
     searched = list[ItemContamination]()
+    searchable = set(rows)
     for number, item in enumerate(scores):
         places = places_by_item.get(number, _Places())
         kind: Kind = "none"
-        if number not in set(rows):
+        if number not in searchable:
             kind = "not searched"
         elif places.documents[EXACT]:
             kind = "exact"
@@ -164,8 +167,10 @@ def _is_long(text: str) -> bool:
 def _write_index(folder: Path, items: Sequence[ItemScore], near: float) -> IndexFiles:
     """Write the index of the texts of items, a record for each."""
     path = folder / "items.jsonl"
-    lines = [msgspec.json.encode({f"text{number}": text for number, text in enumerate(item.texts)}) for item in items]
-    path.write_bytes(b"\n".join(lines) + b"\n")
+    with path.open("wb") as file:
+        for item in items:
+            record = {f"text{number}": text for number, text in enumerate(item.texts)}
+            file.write(msgspec.json.encode(record) + b"\n")
     index = IndexFiles(*(folder / name for name in ("keys.bin", "entries.bin", "items.arrow", "sizes.bin")))
     write_index([CorpusFile(path, path.name, path.stat().st_size, ALL_FIELDS)], index, near > 0)
     return index
@@ -179,7 +184,8 @@ def search_part(part: Part, index: IndexFiles, near: float) -> dict[int, _Places
     for document in part.read():
         of_document = dict[int, FoundIn]()
         for match in benchmarks.find(find_words(document.text)):
-            row = int(benchmarks.items.column("item")[match.item].as_py().rpartition("@")[2])
+            name_of_item = benchmarks.items.column("item")[match.item].as_py()
+            row = int(name_of_item.rpartition("@")[2])
             text = document.text[match.start : min(match.end, match.start + _SHOWN)]
             kind = NEAR if match.near else EXACT
             share = round(match.share, 3)
@@ -192,17 +198,19 @@ def search_part(part: Part, index: IndexFiles, near: float) -> dict[int, _Places
     return places_by_item
 
 
-def _name_documents(places: Iterable[FoundIn]) -> None:
+def _name_documents(searched: Sequence[ItemContamination]) -> None:
     """Fill in the keys in the corpus of documents of tokens, where a data run knows them."""
     of_folders = dict[str, list[FoundIn]]()
-    for found_in in places:
-        if found_in.number >= 0:
-            of_folders.setdefault(found_in.folder, []).append(found_in)
+    for item in searched:
+        for found_in in item.places:
+            if found_in.number >= 0:
+                of_folders.setdefault(found_in.folder, []).append(found_in)
     for folder, named in of_folders.items():
         origins = TokenOrigins(Path(folder)).find({found_in.number for found_in in named})
         for found_in in named:
             origin = origins.get(found_in.number)
-            found_in.key = str(origin.key) if origin and origin.key else ""
+            if origin and origin.key:
+                found_in.key = str(origin.key)
 
 
 def _report(scores: Sequence[ItemScore], searched: Sequence[ItemContamination]) -> Iterable[RenderableType]:
@@ -236,8 +244,11 @@ def _is_contaminated(item: ItemContamination) -> bool:
 def _describe(item: ItemContamination) -> str:
     """Return where an item is: in how many documents, and the best passage."""
     best = item.places[0]
-    name = best.key or "/".join(filter(None, [best.folder, best.document]))
-    of_source = f" ({best.source})" if best.source and not best.key else ""
+    name = best.key
+    if not name:
+        name = "/".join(filter(None, [best.folder, best.document]))
+        if best.source:
+            name += f" ({best.source})"
     documents = count_of(sum(item.documents.values()), "document")
     passage = " ".join(best.text[:100].split())
-    return f"{item.task} {item.item}: {item.contamination}, in {documents}, such as {name}{of_source}: {passage}"
+    return f"{item.task} {item.item}: {item.contamination}, in {documents}, such as {name}: {passage}"

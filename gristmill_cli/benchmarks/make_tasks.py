@@ -154,7 +154,9 @@ def _choose_passages(holdout: Path, count: int, seed: int, tokenizer: Path | Non
                     kept.discard(heapq.heappushpop(heap, entry)[1])
     heap.sort(key=lambda entry: (-entry[0], entry[1]))
     ordered = [passage for _, _, passage in heap]
-    counts = Counter(word for passage in ordered for word in passage.words() if _is_plain(word))
+    counts = Counter[str]()
+    for passage in ordered:
+        counts.update(filter(_is_plain, passage.words()))
     vocabulary = sorted(counts, key=lambda word: (counts[word], word))
     return Passages(ordered, vocabulary, {word: rank for rank, word in enumerate(vocabulary)})
 
@@ -238,7 +240,8 @@ def _ending(passages: Passages, number: int, draw: random.Random) -> ClozeItem |
     of_source = [other for other in others if other.source == passage.source]
     if len(of_source) >= _CHOICES:
         others = of_source
-    return _item(passage, position, passage.after(position), [other.after(position) for other in others], draw)
+    endings = [other.after(position) for other in others]
+    return _item(passage, position, passage.after(position), endings, draw)
 
 
 def _word_order(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:

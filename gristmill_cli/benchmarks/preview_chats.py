@@ -4,6 +4,8 @@ import random
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.text import Text
 from tyro.conf import Positional
@@ -38,23 +40,29 @@ def preview_chats(tokens: Positional[Path], chats: int = 3, seed: int = 1) -> Gr
     first = 0
     begin = 0
     for record, shard in zip(manifest.shards, shards, strict=True):
-        for number in [number - first for number in chosen if first <= number < first + len(shard)]:
+        in_shard = [number - first for number in chosen if first <= number < first + len(shard)]
+        for number in in_shard:
             start = begin + int(shard.offsets[number]) // shard.tokens.dtype.itemsize
             ids = shard[number].tolist()
             mask = masks.between(start, start + len(ids))
             share = f"{mask.sum():,} of {count_of(len(ids), 'token')} are targets"
             shown.append(Text(f"{record.name}@{number}: {share}", "bold"))
-            text = Text()
-            at = 0
-            for target_start, target_stop in [*runs_of(mask[:_TOKENS], 0), (len(ids[:_TOKENS]), 0)]:
-                text.append(_decode(model, ids[at:target_start]), "dim")
-                if target_stop:
-                    text.append(f"⟦{_decode(model, ids[target_start:target_stop])}⟧", "green")
-                at = target_stop
-            shown.append(text)
+            shown.append(_mark_targets(model, ids[:_TOKENS], mask[:_TOKENS]))
         first += len(shard)
         begin += record.tokens
     return Group(*shown)
+
+
+def _mark_targets(model: AnyTokenizer, ids: list[int], mask: NDArray[np.bool_]) -> Text:
+    """Return the text of ids, with the targets of a mask between ⟦ and ⟧."""
+    text = Text()
+    shown = 0
+    for start, stop in runs_of(mask, 0):
+        text.append(_decode(model, ids[shown:start]), "dim")
+        text.append(f"⟦{_decode(model, ids[start:stop])}⟧", "green")
+        shown = stop
+    text.append(_decode(model, ids[shown:]), "dim")
+    return text
 
 
 def _decode(model: AnyTokenizer, ids: list[int]) -> str:
@@ -66,5 +74,8 @@ def _decode(model: AnyTokenizer, ids: list[int]) -> str:
     parts = list[str]()
     for is_control, run in groupby(ids, processor.is_control):
         pieces = list(run)
-        parts.append("".join(map(processor.id_to_piece, pieces)) if is_control else model.decode(pieces))
+        if is_control:
+            parts += map(processor.id_to_piece, pieces)
+        else:
+            parts.append(model.decode(pieces))
     return "".join(parts)

@@ -93,9 +93,11 @@ def _parts_of_tokens(folder: Path, tokenizer: Path | None) -> Iterator[TokenPart
 
     manifest = Manifest.load(folder)
     record = manifest.tokenizer
-    if tokenizer is not None:
-        require(not record.sha256 or is_tokenizer(tokenizer, record), f"{tokenizer} is not the tokenizer of {folder}")
-    path = tokenizer or (find_tokenizer(record, [folder]) if record.sha256 else None)
+    path = tokenizer
+    if path is not None:
+        require(not record.sha256 or is_tokenizer(path, record), f"{path} is not the tokenizer of {folder}")
+    elif record.sha256:
+        path = find_tokenizer(record, [folder])
     if path is None:
         raise UsageError(
             f"{folder} has tokens without their tokenizer ({record.path or 'unknown'}); give it by --tokenizer FILE"

@@ -200,20 +200,23 @@ class Pages:
         first = _first_row(query)
         total, rows = table.find(query.get("q", ""), equal, first, _PAGE_ROWS)
         documents = self.tables.documents(_keys_of(rows), name)
-        make_row = {"duplicates": _removed_duplicate, "rules": _removed_by_rule, "spans": _benchmark_span}[name]
+        row_makers = {"duplicates": _removed_duplicate, "rules": _removed_by_rule, "spans": _benchmark_span}
+        make_row = row_makers[name]
         return self._render(
             name,
             _TABLE_TITLES[name],
             name=name,
             query=query,
-            choices=self._choices(name, column, query) if column else [],
+            choices=self._choices(name, column, query),
             links=_paging(name, query, first, total),
             rows=[make_row(row, documents) for row in rows],
             back=address(f"/{name}", query),
         )
 
     def _choices(self, name: str, column: str, query: Query) -> list[tuple[str, str]]:
-        """Return links to the rows of each value of a column, with their numbers."""
+        """Return links to the rows of each value of a column, with their numbers; none for a table without one."""
+        if not column:
+            return []
         text = query.get("q", "")
         counts = self.tables.tables[name].counts(column)
         links = [(address(f"/{name}", {column: "", "q": text}), f"all {sum(counts.values()):,}")]
@@ -226,12 +229,15 @@ class Pages:
         table = query.get("of", "")
         document = _shown(key, self.tables.documents([key], table))
         hidden = len(document.text) - _MAX_CHARACTERS
+        more = ""
+        if hidden > 0:
+            more = count_of(hidden, "more character")
         return self._render(
             "document",
             "document",
             document=document,
             shown=document.text[:_MAX_CHARACTERS],
-            more=count_of(hidden, "more character") if hidden > 0 else "",
+            more=more,
             can_be_marked=table in _MARKABLE_TABLES,
             back=address("/document", query),
         )
@@ -302,5 +308,6 @@ def _first_row(query: Query) -> int:
 
 def _natural_number(text: str) -> int | None:
     """Return the number that a text of an address is; None if it is none, or too large for a row."""
-    is_number = text.isascii() and text.isdecimal() and len(text) < 18
-    return int(text) if is_number else None
+    if text.isascii() and text.isdecimal() and len(text) < 18:
+        return int(text)
+    return None

@@ -138,4 +138,6 @@ def _own_address(address: str) -> str:
     ['/duplicates?first=20', '/', '/', '/', '/']
     """
     is_path = address.startswith("/") and not address.startswith(("//", "/\\"))
-    return address if is_path and address.isprintable() and address.isascii() else "/"
+    if is_path and address.isprintable() and address.isascii():
+        return address
+    return "/"

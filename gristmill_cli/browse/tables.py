@@ -48,7 +48,7 @@ class PagedTable:
             return []
         first_group, last_group = np.searchsorted(self.ends, [first, end - 1], side="right").tolist()
         table = self.file.read_row_groups(list(range(first_group, last_group + 1)))
-        rows_before = int(self.ends[first_group - 1]) if first_group else 0
+        rows_before = int(self.ends[first_group]) - self.file.metadata.row_group(first_group).num_rows
         return table.slice(first - rows_before, end - first).to_pylist()
 
     def find(self, text: str, equal: Mapping[str, str], first: int, count: int) -> tuple[int, list[dict[str, Any]]]:
@@ -132,8 +132,7 @@ class ClusterIndex:
 
     def __init__(self, table: PagedTable) -> None:
         self.table = table
-        parts = [batch.column(0).to_numpy() for batch in table.file.iter_batches(columns=["cluster"])]
-        numbers = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        numbers = table.file.read(columns=["cluster"]).column(0).to_numpy()
         self.starts = np.empty(0, np.int64)
         if len(numbers):
             is_start = np.append(True, numbers[1:] != numbers[:-1])
@@ -178,13 +177,15 @@ class RunTables:
         clusters = named if is_file(self.out / named) else CLUSTERS
         removed = Path(removed_table(self.config).name)
         tables = {"clusters": clusters, "duplicates": DUPLICATES, "rules": removed}
-        tables |= {
-            stage.browsed_as: stage.losses for stage in plan_stages(self.config) if stage.browsed_as and stage.losses
-        }
+        for stage in plan_stages(self.config):
+            if stage.browsed_as and stage.losses:
+                tables[stage.browsed_as] = stage.losses
         paths = {name: self.out / path for name, path in tables.items() if is_file(self.out / path)}
         copies = self._stack.enter_context(local_copies(list(paths.values())))
         self.tables = {name: PagedTable(copy) for name, copy in zip(paths, copies, strict=True)}
-        self.clusters = ClusterIndex(self.tables["clusters"]) if "clusters" in self.tables else None
+        self.clusters: ClusterIndex | None = None
+        if "clusters" in self.tables:
+            self.clusters = ClusterIndex(self.tables["clusters"])
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,14 +12,14 @@ from tyro.conf import Positional
 
 from gristmill.counts import HELD_OUT, INCOMING, NOT_READ, READ, Counts, Tally
 from gristmill.errors import UsageError, require
-from gristmill.io.files import RUN_FILE, STATE_DIR
+from gristmill.io.files import RUN_FILE
 from gristmill.io.token_shards import Manifest
-from gristmill.paths import object_name, spell_urls
+from gristmill.paths import ObjectName, object_name, spell_urls
 from gristmill.storage.files import is_file, read_file, write_file
 from gristmill.storage.hub import hub_library
 from gristmill.storage.stores import store_of
 from gristmill.wording import count_of, markdown_table
-from gristmill_cli.cards.model_push import model_name, push_model, require_checkpoint
+from gristmill_cli.cards.model_push import model_name, push_model, require_checkpoint, sizes_of_files
 from gristmill_cli.funnel import TRAIN, Funnel, read_funnel
 from gristmill_cli.run_config import read_options
 from gristmill_cli.run_records import kept_versions, load_record
@@ -108,7 +108,9 @@ def _size_category(documents: int) -> str:
     number = 0
     while number < len(_SIZES) - 1 and documents >= 1000 * 10**number:
         number += 1
-    return f"{_SIZES[number - 1]}<n<{_SIZES[number]}" if number else f"n<{_SIZES[0]}"
+    if number == 0:
+        return f"n<{_SIZES[0]}"
+    return f"{_SIZES[number - 1]}<n<{_SIZES[number]}"
 
 
 def _totals(counts: Counts, tokens: dict[str, dict[str, int]]) -> Iterable[str]:
@@ -130,8 +132,10 @@ def _outcomes(counts: Counts) -> Iterable[str]:
     """Yield the section on how many documents were read, and how many left by which reason."""
     yield "\n## What became of the documents\n"
     added = sum(counts.total(reason).documents for reason in INCOMING if reason != READ)
-    again = f" The mix adds {added:,}: repeats, and parts of documents that were split." if added else ""
-    yield f"{counts.total(READ).documents:,} were read.{again}\n"
+    were_read = f"{counts.total(READ).documents:,} were read."
+    if added:
+        were_read += f" The mix adds {added:,}: repeats, and parts of documents that were split."
+    yield f"{were_read}\n"
     outgoing = list[tuple[str, Tally]]()
     for reason in counts.reasons:
         if reason not in (*INCOMING, NOT_READ):
@@ -145,9 +149,8 @@ def _tokens(manifest: Manifest, begin: str) -> Iterable[str]:
     """Yield the section on the format of the tokens, and their tokenizer; `begin` is the option --bos."""
     tokenizer = manifest.tokenizer
     yield f"\n## Tokens\n\nMegatron's indexed format, {manifest.dtype}, {tokenizer.vocab_size:,} ids;"
-    begins = {"none": "no token begins one", "model": "the tokenizer's own begins one"}.get(
-        begin, f"{begin} begins one"
-    )
+    known = {"none": "no token begins one", "model": "the tokenizer's own begins one"}
+    begins = known.get(begin, f"{begin} begins one")
     yield f"{tokenizer.end_of_document} ends a document, {begins}. {Path(tokenizer.path).name} has the SHA-256"
     yield f"{tokenizer.sha256}.\n"
 
@@ -194,6 +197,9 @@ def _source_row(source: str, counts: Counts, tokens: dict[str, int]) -> Sequence
     read = counts.total(READ, source)
     trained = counts.total(TRAIN, source)
     count = tokens.get(source, 0)
+    bytes_per_token = "none"
+    if count:
+        bytes_per_token = f"{trained.bytes / count:.2f}"
     return (
         source,
         f"{read.documents:,}",
@@ -201,7 +207,7 @@ def _source_row(source: str, counts: Counts, tokens: dict[str, int]) -> Sequence
         f"{trained.documents:,}",
         f"{trained.bytes / 1e6:,.1f}",
         f"{count:,}",
-        f"{trained.bytes / count:.2f}" if count else "none",
+        bytes_per_token,
     )
 
 
@@ -233,11 +239,7 @@ def push(
         require_checkpoint(run)
         return Text(spell_urls(push_model(run, model, dry_run, private, tokens)))
     require(tokens is None, "--tokens is for a model, hf://ORG/NAME; leave it out")
-    is_dataset = str(target).startswith("hf:/") and "datasets/" in str(target)
-    name = object_name(target) if is_dataset else None
-    kind, _, dataset = name.bucket.partition("/") if name else ("", "", "")
-    if not name or kind != "datasets" or name.key or "@" in dataset or dataset.count("/") != 1:
-        raise UsageError(f"{target}: expected hf://datasets/ORG/NAME for tokens, or hf://ORG/NAME for a model")
+    name, dataset = _dataset_of(target)
     require(
         not store_of(run).needs_copies,
         f"{run}: expected a run on a disk, got one in a bucket; copy its tokens to a disk",
@@ -245,9 +247,8 @@ def push(
     read_funnel(run)
     folder = run / "tokens"
     require(is_file(folder / CARD), f"{folder / CARD} is missing; write it first: gristmill card {run}")
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and STATE_DIR not in path.parts]
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
-    lines = [f"{size:>16,} {name}" for name, size in sizes.items()]
+    sizes = sizes_of_files(folder)
+    lines = [f"{size:>16,} {file}" for file, size in sizes.items()]
     total = f"{count_of(len(sizes), 'file')}, {count_of(sum(sizes.values()), 'byte')}: {folder} → {target}"
     if dry_run:
         return Text(spell_urls("\n".join([*lines, f"{total}; nothing was sent"])))
@@ -261,3 +262,13 @@ def push(
             commit_message="Tokens of gristmill run",
         )  # fmt: skip
     return Text(spell_urls(total))
+
+
+def _dataset_of(target: Path) -> tuple[ObjectName, str]:
+    """Return the place of hf://datasets/ORG/NAME, and ORG/NAME. Raises UsageError for another target."""
+    if str(target).startswith("hf:/") and "datasets/" in str(target):
+        name = object_name(target)
+        kind, _, dataset = name.bucket.partition("/")
+        if kind == "datasets" and not name.key and "@" not in dataset and dataset.count("/") == 1:
+            return name, dataset
+    raise UsageError(f"{target}: expected hf://datasets/ORG/NAME for tokens, or hf://ORG/NAME for a model")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import require
+from gristmill.io.files import STATE_DIR
 from gristmill.paths import ObjectName
 from gristmill.storage.files import is_file, read_file
 from gristmill.storage.hub import hub_library
@@ -32,8 +33,7 @@ def push_model(checkpoint: Path, name: str, dry_run: bool, private: bool, tokens
         folder = Path(temporary) / "model"
         said = export_hf(checkpoint, folder, tokens)
         write_card(folder, checkpoint, name, said)
-        files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        sizes = {file: path.stat().st_size for file, path in files.items()}
+        sizes = sizes_of_files(folder)
         lines = [f"{size:>16,} {file}" for file, size in sizes.items()]
         total = f"{count_of(len(sizes), 'file')}, {count_of(sum(sizes.values()), 'byte')}: {checkpoint} → hf://{name}"
         if dry_run:
@@ -48,6 +48,15 @@ def push_model(checkpoint: Path, name: str, dry_run: bool, private: bool, tokens
                 commit_message="Model trained with gristmill",
             )  # fmt: skip
     return total
+
+
+def sizes_of_files(folder: Path) -> dict[str, int]:
+    """Return the size of each file below a folder that is sent, in order, by its name there."""
+    sizes = dict[str, int]()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and STATE_DIR not in path.parts:
+            sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return sizes
 
 
 def write_card(folder: Path, checkpoint: Path, name: str, said: str) -> None:
@@ -68,7 +77,9 @@ def _run_of(checkpoint: Path) -> Path:
     """Return the folder of the run that a checkpoint is of."""
     if checkpoint.name.startswith("step-"):
         checkpoint = checkpoint.parent
-    return checkpoint.parent if checkpoint.name == "checkpoints" else checkpoint
+    if checkpoint.name == "checkpoints":
+        return checkpoint.parent
+    return checkpoint
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -126,7 +137,9 @@ def _options_lines(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, int | float) else "–"
+    if isinstance(value, int | float):
+        return f"{value:.4f}"
+    return "–"
 
 
 def model_name(target: str) -> str:
@@ -137,8 +150,9 @@ def model_name(target: str) -> str:
     """
     scheme, _, rest = target.partition(":")
     name = rest.strip("/")
-    is_model = scheme == "hf" and name.count("/") == 1 and not name.startswith("datasets/") and "@" not in name
-    return name if is_model else ""
+    if scheme == "hf" and name.count("/") == 1 and not name.startswith("datasets/") and "@" not in name:
+        return name
+    return ""
 
 
 def require_checkpoint(path: Path) -> None:

@@ -87,8 +87,8 @@ def show_duplicates(
         return not source or source in [key.source for key in _keys_of(row)]
 
     total, pairs = _find_pairs(out / DUPLICATES, is_meant, show)
-    if of and not pairs:  # it may be a key
-        keys = _keys_meant(out, of, text_column) if "@" in of else set()
+    if of and not pairs and "@" in of:  # it may be a key
+        keys = _keys_meant(out, of, text_column)
         total, pairs = _find_pairs(out / DUPLICATES, lambda row: not keys.isdisjoint(_keys_of(row)), show)
     if of and not pairs:
         raise UsageError(
@@ -121,7 +121,9 @@ def _first_with_documents(out: Path, names: Sequence[str]) -> Path | None:
     for name in names:
         if is_folder(out / name):
             stage = next(stage for stage in STAGES if stage.output == name)
-            return None if is_used_up(out, stage) else out / name
+            if is_used_up(out, stage):
+                return None
+            return out / name
     return None
 
 
@@ -145,9 +147,13 @@ def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
     corpus = Path(recorded.get("corpus", "."))
     file, _, row = given.rpartition("@")
     path = resolved(Path(file))
-    name = path.relative_to(corpus).as_posix() if path.is_relative_to(corpus) else file
+    name = file
+    if path.is_relative_to(corpus):
+        name = path.relative_to(corpus).as_posix()
     key = DocKey.parse(f"{name}@{row}")
-    names = {normal_name(name), normal_name(name, zst=True)} if parse_name(name) else {name}
+    names = {name}
+    if parse_name(name):
+        names = {normal_name(name), normal_name(name, zst=True)}
     if name in names and name == file:
         return {key}
     require(
@@ -223,8 +229,10 @@ def _show_clusters(out: Path, corpus: Path, max_clusters: int, show: int, text_c
     table = Table("documents", "the first of them", box=None, pad_edge=False)
     pairs = list[Pair]()
     for size, _, first in sorted(largest, reverse=True):
-        others = f" and {size - len(first):,} more" if size > len(first) else ""
-        table.add_row(f"{size:,}", Text(", ".join(map(str, first)) + others))
+        named = ", ".join(map(str, first))
+        if size > len(first):
+            named += f" and {size - len(first):,} more"
+        table.add_row(f"{size:,}", Text(named))
         if len(pairs) < show:
             pairs.append(Pair(first[1], first[0], None))
     title = Text(f"the {count_of(len(largest), 'largest cluster')}", "bold")
@@ -248,7 +256,9 @@ def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Tex
         similarity = pair.similarity
         if similarity is None:
             similarity = float(pairwise_jaccard([removed, kept], *_shingles_of(corpus.parent))[0, 1])
-        alike = "shorter than a shingle" if isnan(similarity) else f"similarity {similarity:.2f}"
+        alike = f"similarity {similarity:.2f}"
+        if isnan(similarity):
+            alike = "shorter than a shingle"
         yield Text(f"\n{removed_label} next to {kept_label}, {alike}", "bold")
         if removed == kept:
             yield Text("the texts are equal")
@@ -264,19 +274,27 @@ def _compared(corpus: Path, pairs: list[Pair], text_column: str) -> Iterator[Tex
 
 def label_of(document: Document) -> str:
     """Return the key of a document, with its own `id`, and of which document a function made it as a part."""
-    values = {"id": document.own_id, "part": document.value(PART_FIELD)}
-    known = [f"{name} {value}" for name, value in values.items() if value is not None]
-    return f"{document.key} ({', '.join(known)})" if known else str(document.key)
+    known = list[str]()
+    for name, value in (("id", document.own_id), ("part", document.value(PART_FIELD))):
+        if value is not None:
+            known.append(f"{name} {value}")
+    if not known:
+        return str(document.key)
+    return f"{document.key} ({', '.join(known)})"
 
 
 def label_among(key: DocKey, documents: Mapping[DocKey, Document]) -> str:
     """Return the label of a document, or where its text is no longer there its key."""
-    return label_of(documents[key]) if key in documents else str(key)
+    if key not in documents:
+        return str(key)
+    return label_of(documents[key])
 
 
 def text_among(key: DocKey, documents: Mapping[DocKey, Document]) -> str:
     """Return the text of a document, or that it is no longer there."""
-    return documents[key].text if key in documents else GONE
+    if key not in documents:
+        return GONE
+    return documents[key].text
 
 
 def _shingles_of(out: Path) -> tuple[int, Unit]:

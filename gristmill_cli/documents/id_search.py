@@ -81,8 +81,11 @@ def search_text(config: RunConfig, piece: str) -> list[DocKey]:
     piece_on_one_line = _on_one_line(piece)
     with tempfile.TemporaryDirectory() as folder:
         search = IdSearch(Path(folder) / "malformed", frozenset())
-        documents = _raw_documents(config, search)
-        return [document.key for document in documents if piece_on_one_line in _on_one_line(document.text)]
+        keys = list[DocKey]()
+        for document in _raw_documents(config, search):
+            if piece_on_one_line in _on_one_line(document.text):
+                keys.append(document.key)
+    return keys
 
 
 def _raw_documents(config: RunConfig, search: IdSearch) -> Iterator[Document]:

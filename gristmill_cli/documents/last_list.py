@@ -30,7 +30,7 @@ def warn_of_missing_lines(config: RunConfig) -> None:
     """
     earlier = recorded_options(config.out).get("keep_list")
     last = config.out / _LAST
-    lines = list(_missing_lines(last, config.keep_list)) if is_file(last) else []
+    lines = list(_missing_lines(last, config.keep_list))
     kept_in = ""
     if lines:
         _keep_withdrawn(config.out / _WITHDRAWN, lines)
@@ -42,35 +42,42 @@ def warn_of_missing_lines(config: RunConfig) -> None:
         )
     elif lines:
         shown = ", ".join(f"`{line}`" for line in lines[:_SHOWN])
-        more = ", …" if len(lines) > _SHOWN else ""
+        if len(lines) > _SHOWN:
+            shown += ", …"
         _warn(
             f"{config.keep_list} lacks {count_of(len(lines), 'line')} of the list that the last run here had: "
-            f"{shown}{more}; documents that they took down are in the mix again. To take them down again, copy the "
+            f"{shown}; documents that they took down are in the mix again. To take them down again, copy the "
             f"lines from {config.out / _WITHDRAWN}"
         )
 
 
 def _missing_lines(last: Path, keep_list: Path | None) -> Iterator[str]:
-    """Yield the lines of a list that drop documents and that another, if there is one, has nothing in place of."""
+    """Yield the lines of a list, if it is there, that drop documents and for which another has nothing in place."""
+    if not is_file(last):
+        return
     earlier = KeepList.read(last)
     now = KeepList.read(keep_list) if keep_list else KeepList({}, {}, (), ())
     digests = {text.digest for text in now.texts}
-    before = {text.digest for text in earlier.texts}
-    renewed = {text.note for text in now.texts if text.note and text.digest not in before}
+    earlier_digests = {text.digest for text in earlier.texts}
+    renewed = {text.note for text in now.texts if text.note and text.digest not in earlier_digests}
     for text, line in zip(earlier.texts, earlier.text_lines, strict=True):
         if text.digest not in digests and text.note not in renewed:
             yield line
     for file, rows in earlier.dropped.items():
-        still = set(now.dropped[file].tolist()) if file in now.dropped else set()
+        still_dropped = set[int]()
+        if file in now.dropped:
+            still_dropped.update(now.dropped[file].tolist())
         for row in rows.tolist():
-            if row not in still:
+            if row not in still_dropped:
                 yield f"{DROP} {file}@{row}"
 
 
 def _keep_withdrawn(path: Path, lines: list[str]) -> None:
-    """Add lines to a file, those that it does not have."""
-    kept = read_file(path).decode().splitlines() if is_file(path) else []
-    all_lines = dict.fromkeys([*kept, *lines])
+    """Add the lines that a file does not have to it."""
+    all_lines = dict[str, None]()  # in order
+    if is_file(path):
+        all_lines |= dict.fromkeys(read_file(path).decode().splitlines())
+    all_lines |= dict.fromkeys(lines)
     write_file(path, "".join(f"{line}\n" for line in all_lines).encode())
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from gristmill.engine.execution.staging import local_copies
 from gristmill.io.documents import DocKey
-from gristmill.io.facts import INDEX_FILE, FactsFile, read_index
+from gristmill.io.facts import INDEX_FILE, FactsFile, are_about, read_index
 from gristmill.steps import FORM_CHARACTERS
 from gristmill.storage.files import is_file
 from gristmill_cli.documents.table_cache import TableCache
@@ -33,7 +33,9 @@ class NotedFacts:
     def of_document(self, folder: Path, key: DocKey) -> dict[str, Any] | None:
         """Return the facts of a document that was written; None if there are none, or none of its text."""
         for file in self.files(folder):
-            if any(part.file == key.file and part.first <= key.row < part.end for part in file.slices):
+            if are_about(file.slices, key.file, key.row):
                 rows = self._tables.select(folder / file.path, _FACTS, {"file": key.file, "row": key.row})
-                return rows[0] if rows and TEXT_DIGEST[0] in rows[0] else None
+                if rows and TEXT_DIGEST[0] in rows[0]:
+                    return rows[0]
+                return None
         return None

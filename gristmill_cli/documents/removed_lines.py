@@ -30,7 +30,9 @@ def line_of_raw_document(config: RunConfig, key: DocKey, name: str) -> str:
     steps = first.steps(replace(context_of(config, first), is_last_writer=False))
     try:
         document = read_raw_document(config, key)
-        return _line_of(_text_if_kept(steps, document), name) if document else ""
+        if not document:
+            return ""
+        return _line_of(_text_if_kept(steps, document), name)
     except (GristmillError, OSError):
         return ""
 
@@ -41,7 +43,9 @@ def line_of_document(config: RunConfig, stage: StageSpec, key: DocKey, name: str
     `key` is that in the documents which the stage read; the line is for the text as it was there.
     """
     documents = some_documents(context_of(config, stage).corpus, [key], config.text_column)
-    return _line_of(documents[key].text, name) if key in documents else ""
+    if key not in documents:
+        return ""
+    return _line_of(documents[key].text, name)
 
 
 def describe_removed(listed: Path | None, line: str) -> tuple[str, tuple[str, ...]]:
@@ -52,7 +56,10 @@ def describe_removed(listed: Path | None, line: str) -> tuple[str, tuple[str, ..
     parsed = parse_text_line(line)
     if parsed is None:
         return "no line keeps it out, as its text cannot be read or a step fails on it: trace it after each run", ()
-    if listed and is_file(listed) and any(parsed.digest == text.digest for text in KeepList.read(listed).texts):
+    is_listed = False
+    if listed and is_file(listed):
+        is_listed = any(parsed.digest == text.digest for text in KeepList.read(listed).texts)
+    if is_listed:
         return "its text is in your list, which keeps it out should it come back", ()
     return "the line below keeps it out should it come back, and each document with the same text", (line,)
 
@@ -66,7 +73,8 @@ def _text_if_kept(steps: Sequence[DocumentStep], document: Document) -> str:
             text = step.rewrite(batch)[0]
         elif isinstance(step, Normalise) or (isinstance(step, UserFunction) and step.kind == "rewrite"):
             outcome = step.apply(batch)
-            text = outcome.texts[0] if outcome.texts else text
+            if outcome.texts:
+                text = outcome.texts[0]
     return text
 
 

@@ -91,44 +91,56 @@ def choose_sequences(reader: "Rewind", step: int, rank: int | None, sequence: in
 
 def _only_with(read: "ReadSequence", token: int) -> "ReadSequence":
     """Return a sequence with the document alone that has a token; none if it is padding."""
-    return read._replace(parts=[part for part in read.parts if part.first <= token < part.first + part.tokens])
+    parts = [part for part in read.parts if part.first <= token < part.first + part.tokens]
+    return read._replace(parts=parts)
 
 
 def _show(reader: "Rewind", step: int, read: "list[ReadSequence]", token: int | None) -> Iterator[RenderableType]:
     """Yield a line on the step, and of each sequence a line and a table of its documents; their texts from a token."""
     ranks = reader.ranks(step)
-    by_ranks = "" if ranks is None else f", read by {count_of(ranks, 'data-parallel rank')}"
     size = reader.owner(step).batches.schedule.size(step - 1)
     length = reader.owner(step).data.seq_len
-    yield Text(f"step {step:,}: {count_of(size, 'sequence')} of {count_of(length, 'token')}{by_ranks}", "bold")
+    heading = f"step {step:,}: {count_of(size, 'sequence')} of {count_of(length, 'token')}"
+    if ranks is not None:
+        heading += f", read by {count_of(ranks, 'data-parallel rank')}"
+    yield Text(heading, "bold")
     if step > reader.steps_done:
         yield Text(
             f"not recorded as taken yet (the last is {reader.steps_done:,}): this is what it reads if the run goes on "
             "with the options of its last start"
         )
-    folders = {part.folder for each in read for part in each.parts}
-    origins = {folder: TokenOrigins(folder) for folder in sorted(folders)}
+    numbers_in = dict[Path, set[int]]()  # of the documents, by folder
+    for each in read:
+        for part in each.parts:
+            numbers_in.setdefault(part.folder, set()).add(part.in_folder)
+    origins = {folder: TokenOrigins(folder) for folder in sorted(numbers_in)}
     known = dict[tuple[Path, int], Origin]()
     for folder, of_folder in origins.items():
-        numbers = {part.in_folder for each in read for part in each.parts if part.folder == folder}
-        for number, origin in of_folder.find(numbers).items():
+        for number, origin in of_folder.find(numbers_in[folder]).items():
             known[folder, number] = origin
         if of_folder.fault:
             yield Text(f"without keys of the corpus: {of_folder.fault}")
     for each in read:
-        rank = "" if each.rank is None else f", rank {each.rank}"
-        yield Text(spell_urls(f"\nsequence {each.number:,}{rank}: number {each.in_set:,} of {each.folder}"), "bold")
+        name = f"sequence {each.number:,}"
+        if each.rank is not None:
+            name += f", rank {each.rank}"
+        yield Text(spell_urls(f"\n{name}: number {each.in_set:,} of {each.folder}"), "bold")
         table = Table(
             "tokens", "count", "document", "its tokens", "source", "origin and text", box=None, pad_edge=False
         )
         for part in each.parts:
             origin = known.get((part.folder, part.in_folder), Origin())
-            first = part.before if token is None else part.before + token - part.first
+            first = part.before
+            if token is not None:
+                first += token - part.first
             table.add_row(*_cells(part), _describe(part, origin, origins[part.folder], first))
         filled = sum(part.tokens for part in each.parts)
         if token is None and filled <= length:
             table.add_row(f"{filled}–{length}", f"{length + 1 - filled:,}", "padding")
-        yield table if table.row_count else Text("padding")
+        if table.row_count:
+            yield table
+        else:
+            yield Text("padding")
 
 
 def _cells(part: "DocumentPart") -> list[Text]:
@@ -144,24 +156,36 @@ def _cells(part: "DocumentPart") -> list[Text]:
 
 def _describe(part: "DocumentPart", origin: Origin, origins: TokenOrigins, first: int) -> Text:
     """Return key, id and url of a document, how it begins, and how it goes on from its token `first`."""
-    names = [str(origin.key)] if origin.key else []
-    names += [f"id {origin.id}"] if origin.id is not None else []
-    names += [origin.url] if origin.url else []
-    lines = [", ".join(names)] if names else []
-    text = origin.text if origin.text is not None else origins.decode(part.shard, part.in_shard)
+    names = list[str]()
+    if origin.key:
+        names.append(str(origin.key))
+    if origin.id is not None:
+        names.append(f"id {origin.id}")
+    if origin.url:
+        names.append(origin.url)
+    lines = list[str]()
+    if names:
+        lines.append(", ".join(names))
+    text = origin.text
     if text is None:
-        return Text("\n".join([*lines, f"no text: the tokenizer is not in {part.folder}"]))
+        text = origins.decode(part.shard, part.in_shard)
+    if text is None:
+        lines.append(f"no text: the tokenizer is not in {part.folder}")
+        return Text("\n".join(lines))
     lines.append(_shorten(text))
-    rest = origins.decode(part.shard, part.in_shard, first) if first else None
-    if rest:
-        lines.append(f"from its token {first:,}: {_shorten(rest)}")
+    if first:
+        rest = origins.decode(part.shard, part.in_shard, first)
+        if rest:
+            lines.append(f"from its token {first:,}: {_shorten(rest)}")
     return Text("\n".join(lines))
 
 
 def _shorten(text: str) -> str:
     """Return the beginning of a text on one line."""
     line = " ".join(text[: 2 * _SHOWN].split())
-    return line if len(line) <= _SHOWN and len(text) <= 2 * _SHOWN else f"{line[:_SHOWN]}…"
+    if len(line) <= _SHOWN and len(text) <= 2 * _SHOWN:
+        return line
+    return f"{line[:_SHOWN]}…"
 
 
 def _compare(reader: "Rewind", step: int) -> Iterator[RenderableType]:
@@ -173,11 +197,15 @@ def _compare(reader: "Rewind", step: int) -> Iterator[RenderableType]:
     summaries = [reader.summarize(number) for number in others]
     yield Text(f"step {step:,} beside the mean of {count_of(len(others), 'step')} around it", "bold")
     table = Table("", f"step {step:,}", "mean around it", box=None, pad_edge=False)
-    losses = [loss for number in others if (loss := reader.losses.get(number)) is not None]
+    losses = list[float]()
+    for number in others:
+        loss = reader.losses.get(number)
+        if loss is not None:
+            losses.append(loss)
     if losses or step in reader.losses:
         loss = reader.losses.get(step)
-        mean_loss = f"{np.mean(losses):.4f}" if losses else "not recorded"
-        table.add_row("loss", "not recorded" if loss is None else f"{loss:.4f}", mean_loss)
+        own_loss = "not recorded" if loss is None else f"{loss:.4f}"
+        table.add_row("loss", own_loss, _mean_of(losses, "not recorded"))
     sums = Counter[str]()
     for summary in summaries:
         sums.update(summary.tokens)
@@ -203,12 +231,14 @@ def _compare(reader: "Rewind", step: int) -> Iterator[RenderableType]:
 
 def _mean_scores(own: "StepSummary", others: "list[StepSummary]") -> Iterator[tuple[str, str, str]]:
     """Yield each score of the data runs that wrote the tokens, and its means in a step and in others."""
-    folders = {folder for summary in [own, *others] for folder in summary.documents}
+    others_in = {folder: list[int]() for folder in own.documents}  # documents of the other steps, by folder
+    for summary in others:
+        for folder, numbers in summary.documents.items():
+            others_in.setdefault(folder, []).extend(numbers)
     in_step: dict[str, list[float]] = {}
     around: dict[str, list[float]] = {}
-    for folder in sorted(folders):
+    for folder, of_others in sorted(others_in.items()):
         of_step = own.documents.get(folder, [])
-        of_others = [number for summary in others for number in summary.documents.get(folder, [])]
         for name, scores in TokenOrigins(folder).scores({*of_step, *of_others}).items():
             in_step.setdefault(name, []).extend(scores[number] for number in of_step if number in scores)
             around.setdefault(name, []).extend(scores[number] for number in of_others if number in scores)
@@ -216,5 +246,7 @@ def _mean_scores(own: "StepSummary", others: "list[StepSummary]") -> Iterator[tu
         yield name, _mean_of(in_step[name]), _mean_of(around[name])
 
 
-def _mean_of(scores: list[float]) -> str:
-    return f"{np.mean(scores):.4f}" if scores else "none"
+def _mean_of(numbers: list[float], if_none: str = "none") -> str:
+    if not numbers:
+        return if_none
+    return f"{np.mean(numbers):.4f}"

@@ -34,7 +34,10 @@ class TableCache:
         `among`: columns that have one of several values; they must be read, too.
         """
         rows = list[dict[str, Any]]()
-        for table in self._pieces(path, None if columns is None else (*{**dict.fromkeys(columns), **equal},), equal):
+        needed: tuple[str, ...] | None = None
+        if columns is not None:
+            needed = tuple(dict.fromkeys([*columns, *equal]))
+        for table in self._pieces(path, needed, equal):
             is_selected = pa.chunked_array([pa.repeat(pa.scalar(True), table.num_rows)])
             for name, value in equal.items():
                 is_selected = pc.and_(is_selected, pc.fill_null(pc.equal(table.column(name), value), False))

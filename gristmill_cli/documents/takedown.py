@@ -41,7 +41,7 @@ def line_of(fact: dict[str, Any], name: str, word: str = DROP) -> str:
 
 
 def held_digests(folders: Iterable[Path], digests: NDArray[np.bytes_]) -> NDArray[np.bytes_]:
-    """Return those of the digests that texts of documents have, given folders of facts."""
+    """Return the digests that texts of documents have, of some, given folders of facts."""
     held = [digests[:0]]
     for folder in folders:
         if not is_file(folder / INDEX_FILE):
@@ -54,11 +54,13 @@ def held_digests(folders: Iterable[Path], digests: NDArray[np.bytes_]) -> NDArra
 
 
 def _held_in_file(facts: Path, digests: NDArray[np.bytes_]) -> Iterator[NDArray[np.bytes_]]:
-    """Yield those of the digests that texts of documents in a file of facts have; none where no texts were noted."""
+    """Yield the digests that texts of documents in a file of facts have; none where no texts were noted."""
     with local_copies([facts]) as (copy,):
         with open_table(copy) as file:
             has_digests = set(TEXT_DIGEST) <= set(file.schema_arrow.names)
-        for _, table in written_by_file(copy, TEXT_DIGEST) if has_digests else ():
+        if not has_digests:
+            return
+        for _, table in written_by_file(copy, TEXT_DIGEST):
             of_file = text_digests(table)
             yield of_file[np.isin(of_file, digests)]
 

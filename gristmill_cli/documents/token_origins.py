@@ -44,10 +44,14 @@ class TokenOrigins:
         self.folder = folder
         self.manifest = Manifest.load(folder)
         self._open_shard = cache(lambda name: TokenShard(folder / name))
-        self._copies = ShardCache(folder, self.manifest, CacheOptions()) if store_of(folder).needs_copies else None
+        self._copies: ShardCache | None = None
+        local = folder
+        if store_of(folder).needs_copies:
+            self._copies = ShardCache(folder, self.manifest, CacheOptions())
+            local = self._copies.local
         from training.data.text import find_tokenizer  # here, as it imports torch
 
-        tokenizer = find_tokenizer(self.manifest.tokenizer, [self._copies.local if self._copies else folder])
+        tokenizer = find_tokenizer(self.manifest.tokenizer, [local])
         self._tokenizer = open_tokenizer(tokenizer) if tokenizer else None
         self.fault = ""
         self.set_name = resolved(folder).name
@@ -81,7 +85,10 @@ class TokenOrigins:
             return {}
         config = self._tracer.config
         documents = some_documents(clean_corpus(config), mixed.values(), config.text_column)
-        return {number: _origin(raw.get(key, key), documents.get(key)) for number, key in mixed.items()}
+        origins = dict[int, Origin]()
+        for number, key in mixed.items():
+            origins[number] = _origin(raw.get(key, key), documents.get(key))
+        return origins
 
     def scores(self, numbers: Iterable[int]) -> dict[str, dict[int, float]]:
         """Return the scores of documents, by name and by their numbers in the folder; none where none are known."""
@@ -100,7 +107,9 @@ class TokenOrigins:
 
     def ids(self, shard: str, number: int) -> NDArray:
         """Return the ids of a document of a shard."""
-        return self._open_shard(shard)[number] if self._copies is None else self._fetch(self._copies, shard, number)
+        if self._copies is None:
+            return self._open_shard(shard)[number]
+        return self._fetch(self._copies, shard, number)
 
     def _fetch(self, copies: ShardCache, shard: str, number: int) -> NDArray:
         """Return the ids of a document of a shard in a bucket."""
@@ -127,4 +136,6 @@ def _origin(key: DocKey, document: Document | None) -> Origin:
     if document is None:
         return Origin(key)
     url = document.value("url")
-    return Origin(key, document.own_id, None if url is None else str(url), document.text)
+    if url is not None:
+        url = str(url)
+    return Origin(key, document.own_id, url, document.text)

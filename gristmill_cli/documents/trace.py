@@ -126,7 +126,9 @@ def _tables(name: str, ways: list[Way] | UsageError) -> Group:
     shown = list[Table | Text]()
     for way in ways:
         shown.append(_table(way.title, way.fates))
-        lines = [line for fate in way.fates for line in fate.lines]
+        lines = list[str]()
+        for fate in way.fates:
+            lines += fate.lines
         if lines and len(ways) > 1:  # lines of all would take down documents that were not meant
             lines = [f"{name} is the key of {len(ways)} documents: for the line, trace {way.title} with --lines true"]
         shown += map(Text, lines)  # not in a table, which breaks long lines
@@ -150,11 +152,8 @@ def _records(name: str, ways: list[Way] | UsageError) -> Iterator[dict[str, obje
 
 
 def _print_lines(tracer: Tracer, asked: Sequence[_Asked]) -> None:
-    """Print the lines of a list that take documents down; those of a list that hold as they stand."""
-    digests = np.array(sorted({one.listed.digest for one in asked if one.listed}), DIGEST)
-    folders = dict.fromkeys([tracer.out / "facts", facts_of_raw_corpus(tracer.config)])
-    held = set(held_digests(folders, digests).tolist()) if len(digests) else set[bytes]()
-    stale = [one for one in asked if one.listed and not one.listed.may_be_gone and _bare(one.listed) not in held]
+    """Print the lines of a list that take documents down; lines of a given list that still hold, as they are."""
+    stale = _stale_lines(tracer, asked)
     names = [one.name for one in asked if one.name and (not one.listed or one in stale)]
     found = tracer.find_all(names, names)
     errors = list[UsageError]()
@@ -163,7 +162,10 @@ def _print_lines(tracer: Tracer, asked: Sequence[_Asked]) -> None:
     gone = 0
     for one in asked:
         ways = found.get(one.name)
-        new = [line for way in ways for line in way.take_down] if isinstance(ways, list) else []
+        new = list[str]()
+        if isinstance(ways, list):
+            for way in ways:
+                new += way.take_down
         if one in stale:
             is_there = any(line.startswith(DROP) for line in new)
             renewed += is_there
@@ -192,13 +194,25 @@ def _print_lines(tracer: Tracer, asked: Sequence[_Asked]) -> None:
     _reject_unknown(errors, len(names))
 
 
+def _stale_lines(tracer: Tracer, asked: Sequence[_Asked]) -> list[_Asked]:
+    """Return the lines of a given list whose texts no document of the run has, unless they may be gone."""
+    digests = np.array(sorted({one.listed.digest for one in asked if one.listed}), DIGEST)
+    held = set[bytes]()
+    if len(digests):
+        folders = dict.fromkeys([tracer.out / "facts", facts_of_raw_corpus(tracer.config)])
+        held.update(held_digests(folders, digests).tolist())
+    return [one for one in asked if one.listed and not one.listed.may_be_gone and _bare(one.listed) not in held]
+
+
 def _bare(listed: ListedText) -> bytes:
     """Return the digest of a line as NumPy returns it."""
     return listed.digest.rstrip(b"\0")
 
 
 def _last_of(ways: list[Way] | UsageError | None) -> str:
-    return ways[-1].fates[-1].outcome if isinstance(ways, list) and ways and ways[-1].fates else ""
+    if isinstance(ways, list) and ways and ways[-1].fates:
+        return ways[-1].fates[-1].outcome
+    return ""
 
 
 def _reject_unknown(errors: Sequence[UsageError], asked: int) -> None:

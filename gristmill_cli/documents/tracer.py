@@ -1,15 +1,17 @@
 """Tracer: what became of documents, stage by stage, from the raw file to the places among the tokens, and back."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gristmill.counts import FAILED, HELD_OUT, MALFORMED, SKIPPED, WORKER_DIED
+from gristmill.counts import HELD_OUT
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
+from gristmill.io.facts import are_about
 from gristmill.io.token_shards import Manifest
 from gristmill.steps import FORM_CHARACTERS
 from gristmill.storage.files import is_file
@@ -18,6 +20,7 @@ from gristmill_cli.documents.document_scores import describe_scores
 from gristmill_cli.documents.duplicates import DUPLICATES
 from gristmill_cli.documents.id_search import IdSearch, search_ids
 from gristmill_cli.documents.noted_facts import NotedFacts
+from gristmill_cli.documents.raw_records import RAW_COLUMNS, RawRecord, raw_record_of
 from gristmill_cli.documents.removed_lines import describe_removed, line_of_document, line_of_raw_document
 from gristmill_cli.documents.table_cache import TableCache
 from gristmill_cli.documents.takedown import describe_takedown, line_of
@@ -40,23 +43,11 @@ from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace
 _PLACE = re.compile(rf"(?:tokens/)?({TRAIN}|{HELD_OUT})(?:/(tokens_\d+))?@(\d+)")
 _KEY = re.compile(r".+/.+@\d+")
 _MAX_KEYS = 5  # of documents with one id that are named
-_RAW_COLUMNS = ("raw_file", "raw_row", "file", "row", "reason", "value", "detail", "raw_bytes", "bytes")
-
-
-@dataclass(frozen=True)
-class RawRecord:
-    """What the first stage did with a record: its keys in the raw corpus and in what was written, or why it is not."""
-
-    raw: DocKey
-    written: DocKey | None
-    outcome: str
-    is_skipped: bool = False  # of a web archive: it is no document, and has the key of the next one
-    is_readable: bool = True  # a document on which no process died
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What a stage did with a document, in words."""
+    """The outcome of a document in a stage, in words."""
 
     stage: str
     outcome: str
@@ -65,7 +56,7 @@ class Fate:
 
 @dataclass
 class Way:
-    """What became of a record: its `title`, its fates stage by stage, and the lines of a list that take it down."""
+    """The way of a record through a run: its `title`, its fates by stage, and the lines of a list that take it down."""
 
     title: str
     fates: list[Fate]
@@ -105,7 +96,11 @@ class Tracer:
                 found[name] = list(self._find(name, searched, is_mixed=name not in only_raw))
             except UsageError as error:
                 found[name] = error
-        self._add_places([way for ways in found.values() if not isinstance(ways, UsageError) for way in ways])
+        encoded = list[Way]()
+        for ways in found.values():
+            if not isinstance(ways, UsageError):
+                encoded += [way for way in ways if way.in_tokens]
+        self._add_places(encoded)
         return found
 
     def _find(self, name: str, searched: IdSearch | None, is_mixed: bool) -> Iterator[Way]:
@@ -186,7 +181,9 @@ class Tracer:
     def _first_fact(self, key: DocKey | None) -> dict[str, Any] | None:
         """Return the facts of a text as the first stage wrote it, where later ones cut it, given the key there."""
         first = first_texts(self.config)
-        return self._noted.of_document(first.facts, key) if first and key else None
+        if first is None or key is None:
+            return None
+        return self._noted.of_document(first.facts, key)
 
     def _line_of_removed(self, record: RawRecord, stage: StageSpec, key: DocKey, name: str) -> str:
         """Return the line that keeps out a document that a stage removed which read it under a key; '' if none does.
@@ -195,7 +192,9 @@ class Tracer:
         """
         name = name or str(record.raw)
         fact = self._first_fact(record.written)
-        return line_of(fact, name, GONE) if fact else line_of_document(self.config, stage, key, name)
+        if fact:
+            return line_of(fact, name, GONE)
+        return line_of_document(self.config, stage, key, name)
 
     def _failure_in(self, stage: str, folder: str, key: DocKey) -> str:
         """Return how a step failed on a document in a stage that noted facts in a folder; '' if none did."""
@@ -212,12 +211,15 @@ class Tracer:
 
     def _add_line(self, way: Way, line: str) -> None:
         """Add to the way of a document that was removed the line that keeps it out; '' if none does."""
-        way.take_down = (line,) if line else ()
+        if line:
+            way.take_down = (line,)
         way.fates.append(Fate("--keep_list", *describe_removed(self.config.keep_list, line)))
 
     def _by_key(self, key: DocKey, is_raw: bool, is_mixed: bool, name: str = "") -> Iterator[Way]:
         """Yield the ways of the records with this key: in the raw corpus, or in what was mixed of it, or in both."""
-        records = self._raw_records(key, "raw_file", "raw_row") if is_raw else []
+        records = list[RawRecord]()
+        if is_raw:
+            records = self._raw_records(key, "raw_file", "raw_row")
         written = self._before_cleaning(key)
         if is_mixed and not self.config.apply.function:
             known = {record.raw for record in records}
@@ -231,9 +233,9 @@ class Tracer:
             if is_mixed:
                 self._follow_mixed(way, key, str(key))
             first_record = load_record(self.out, FIRST_STAGE)
-            damage = first_record.counts.damaged.get(key.file) if first_record else None
-            if damage:
-                way = Way(str(key), [Fate(FIRST_STAGE, f"left out with its file, which is damaged: {damage.fault}")])
+            if first_record and key.file in first_record.counts.damaged:
+                fault = first_record.counts.damaged[key.file].fault
+                way = Way(str(key), [Fate(FIRST_STAGE, f"left out with its file, which is damaged: {fault}")])
             if not way.fates and not first_record:
                 raise UsageError(
                     f"{self.out}: {FIRST_STAGE} has not finished, which notes what became of {key}: run the same "
@@ -251,13 +253,10 @@ class Tracer:
         facts = facts_of_raw_corpus(self.config)
         found = list[RawRecord]()
         for file in self._noted.files(facts):
-            is_elsewhere = file_column == "file" and all(
-                part.file != key.file or not part.first <= key.row < part.end for part in file.slices
-            )
-            if is_elsewhere:
+            if file_column == "file" and not are_about(file.slices, key.file, key.row):
                 continue
-            rows = self._tables.select(facts / file.path, _RAW_COLUMNS, {file_column: key.file, row_column: key.row})
-            found += [_to_record(row) for row in rows]
+            rows = self._tables.select(facts / file.path, RAW_COLUMNS, {file_column: key.file, row_column: key.row})
+            found += [raw_record_of(row) for row in rows]
         return found
 
     def _before_cleaning(self, key: DocKey) -> DocKey:
@@ -276,8 +275,10 @@ class Tracer:
         removed = self._removed_rows(stage, key.file)
         if rows and rows[0]["removed"]:
             return None, f"removed: {stage.describe_loss(rows)}"
-        after = DocKey(key.file, key.row - sum(row < key.row for row in removed))
-        return after, stage.describe_loss(rows) if rows else "unchanged"
+        after = DocKey(key.file, key.row - bisect_left(removed, key.row))
+        if not rows:
+            return after, "unchanged"
+        return after, stage.describe_loss(rows)
 
     def _removed_rows(self, stage: StageSpec, file: str) -> list[int]:
         """Return the rows of a file that a stage removed, ascending."""
@@ -294,7 +295,9 @@ class Tracer:
         if load_record(self.out, "filter") and fact:
             is_short = self.is_short(fact)
             length = f"{fact[FORM_CHARACTERS]:,} characters without punctuation"
-            fates.append(Fate("filter", f"short: {length}" if is_short else length))
+            if is_short:
+                length = f"short: {length}"
+            fates.append(Fate("filter", length))
         scores = describe_scores(self.config, key)
         if load_record(self.out, ChooseByScore.name) and scores:
             fates.append(Fate(ChooseByScore.name, scores))
@@ -312,7 +315,8 @@ class Tracer:
         if fact:
             is_down = row is not None and row["reason"] == LISTED
             lines = [line_of(fact, name)]
-            if kept and (fact_of_kept := self._fact(kept)):
+            fact_of_kept = self._fact(kept) if kept else None
+            if kept and fact_of_kept:
                 lines.append(line_of(fact_of_kept, str(self._raw_key(kept))))
             way.take_down = tuple(lines)
             facts = [one for one in (fact, first_fact) if one]
@@ -324,23 +328,31 @@ class Tracer:
             fates += [Fate("encode", failure)] if failure else []
             way.in_tokens = None if failure else key
 
-    def _add_places(self, ways: Iterable[Way]) -> None:
-        """Add their places among the tokens to the ways of documents that were encoded."""
-        encoded = [(way, way.in_tokens) for way in ways if way.in_tokens]
-        places_of = self._token_order.places_of_all({key for _, key in encoded}) if encoded else {}
-        for way, key in encoded:
-            way.fates.append(Fate("encode", "; ".join(map(self._shard_of, places_of[key]))))
+    def _add_places(self, ways: Collection[Way]) -> None:
+        """Add the places among the tokens to the ways of documents that were encoded."""
+        keys = {way.in_tokens for way in ways if way.in_tokens}
+        if not keys:
+            return
+        places_of = self._token_order.places_of_all(keys)
+        for way in ways:
+            if way.in_tokens:
+                places = map(self._shard_of, places_of[way.in_tokens])
+                way.fates.append(Fate("encode", "; ".join(places)))
 
     def _raw_key(self, key: DocKey) -> DocKey:
         """Return the key in the raw corpus of a document, given that in what was mixed, or that where none is known."""
-        records = [] if self.config.apply.function else self._raw_records(self._before_cleaning(key), "file", "row")
-        return records[0].raw if records else key
+        if self.config.apply.function:
+            return key
+        records = self._raw_records(self._before_cleaning(key), "file", "row")
+        if not records:
+            return key
+        return records[0].raw
 
     def is_short(self, fact: dict[str, Any]) -> bool:
         """Return whether a document with such facts is below the threshold of the run."""
         spec = self.config.filter
-        size = fact[FORM_CHARACTERS] if spec.unit == "character" else fact["form_bytes"]
-        return bool(size < spec.threshold)
+        column = FORM_CHARACTERS if spec.unit == "character" else "form_bytes"
+        return bool(fact[column] < spec.threshold)
 
     def _fact(self, key: DocKey) -> dict[str, Any] | None:
         return self._noted.of_document(self.out / "facts", key)
@@ -349,23 +361,26 @@ class Tracer:
         """Return the document that is kept in place of this one, if there is one, and what the comparison found."""
         table = self.out / DUPLICATES
         removed = self._tables.select(table, None, _columns_of(key))
-        others = self._tables.select(table, ["file", "row"], {"kept_file": key.file, "kept_row": key.row})
         if removed:
             pair = removed[0]
             kept = DocKey(pair["kept_file"], pair["kept_row"])
-            similarity = pair["similarity"]
-            measured = "" if similarity is None else f", similarity {similarity:.3g}"
-            return kept, f"duplicate of {kept}{measured}"
-        return None, f"kept in place of {count_of(len(others), 'other')}" if others else "no duplicate"
+            outcome = f"duplicate of {kept}"
+            if pair["similarity"] is not None:
+                outcome += f", similarity {pair['similarity']:.3g}"
+            return kept, outcome
+        others = self._tables.select(table, ["file", "row"], {"kept_file": key.file, "kept_row": key.row})
+        if not others:
+            return None, "no duplicate"
+        return None, f"kept in place of {count_of(len(others), 'other')}"
 
     def _decision(self, key: DocKey) -> dict[str, Any] | None:
         folder = DecideMix().path(self.config)
         if not load_record(self.out, DecideMix.name):
             return None
         for file in MixManifest.load(folder).files:
-            if any(part.file == key.file and part.first <= key.row < part.end for part in file.slices):
+            if are_about(file.slices, key.file, key.row):
                 rows = self._tables.select(folder / file.path, None, _columns_of(key))
-                return rows[0] if rows else None
+                return next(iter(rows), None)
         return None
 
     @cached_property
@@ -412,23 +427,6 @@ class Tracer:
         yield from self._by_key(keys[0], is_raw=True, is_mixed=False, name=name)
 
 
-def _to_record(row: dict[str, Any]) -> RawRecord:
-    raw = DocKey(row["raw_file"], row["raw_row"])
-    if row["row"] is not None:
-        change = row["raw_bytes"] - row["bytes"]
-        changed = ""
-        if change:
-            changed = f", {abs(change):,} bytes {'shorter' if change > 0 else 'longer'}"
-        key = DocKey(row["file"], row["row"])
-        return RawRecord(raw, key, f"kept as {key}{changed}")
-    value = "" if row["value"] is None else f" ({row['value']:.4g})"
-    detail = f", {row['detail']}" if row["detail"] else ""
-    reason = row["reason"]
-    is_skipped = reason.startswith(f"{SKIPPED}: ")
-    is_readable = not is_skipped and not reason.startswith(f"{MALFORMED}: ") and reason != f"{FAILED}: {WORKER_DIED}"
-    return RawRecord(raw, None, f"removed: {reason}{value}{detail}", is_skipped, is_readable)
-
-
 def _losses(out: Path, stage: StageSpec) -> Path:
     """Return the table of what documents lost in a stage."""
     assert stage.losses is not None, stage.name
@@ -441,8 +439,12 @@ def _describe_decision(row: dict[str, Any]) -> str:
         return "held out"
     if not copies:
         reason = str(row["reason"])
-        return reason if reason.startswith("left out") else f"left out: {reason}"
-    return "in the train set" if copies == 1 else f"in the train set {copies} times"
+        if reason.startswith("left out"):
+            return reason
+        return f"left out: {reason}"
+    if copies == 1:
+        return "in the train set"
+    return f"in the train set {copies} times"
 
 
 def _columns_of(key: DocKey) -> dict[str, Any]:

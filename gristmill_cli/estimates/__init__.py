@@ -1,1 +1,1 @@
-"""What `gristmill estimate` is made of: the samples that it measures, and costs as a table and in sentences."""
+"""Parts of `gristmill estimate`: the samples that it measures, and costs as a table and in sentences."""

@@ -1,7 +1,7 @@
 """Costs of a run, stage by stage, as a table and in sentences."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from rich.filesize import decimal
 from rich.table import Table
@@ -48,15 +48,24 @@ class Estimate:
 
     def to_json(self) -> str:
         """Return JSON: the corpus, the sample, the stages, and their total."""
-        total = {key: value for key, value in asdict(self.total).items() if key != "name"}
-        return json.dumps({**asdict(self), "total": {**total, "dollars": self.dollars}}, indent=2)
+        total = asdict(self.total)
+        del total["name"]
+        total["dollars"] = self.dollars
+        return json.dumps({**asdict(self), "total": total}, indent=2)
 
     @property
     def total(self) -> StageCost:
         """Return the sum of all stages; on disk is what the last one leaves."""
-        names = [field.name for field in fields(StageCost) if field.name != "name"]
-        costs = {name: sum(getattr(stage, name) for stage in self.stages) for name in names}
-        return StageCost("total", **costs | {"disk_bytes": self.stages[-1].disk_bytes})
+        stages = self.stages
+        return StageCost(
+            "total",
+            core_seconds=sum(stage.core_seconds for stage in stages),
+            wall_seconds=sum(stage.wall_seconds for stage in stages),
+            read_bytes=sum(stage.read_bytes for stage in stages),
+            written_bytes=sum(stage.written_bytes for stage in stages),
+            disk_bytes=stages[-1].disk_bytes,
+            requests=sum(stage.requests for stage in stages),
+        )
 
     @property
     def dollars(self) -> float:
@@ -87,7 +96,9 @@ def cost_table(estimate: Estimate) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     total = estimate.total
     for stage in [*estimate.stages, total]:
-        share = f"{stage.core_seconds / total.core_seconds:.0%}" if total.core_seconds else ""
+        share = ""
+        if total.core_seconds:
+            share = f"{stage.core_seconds / total.core_seconds:.0%}"
         sizes = [decimal(int(size)) for size in (stage.read_bytes, stage.written_bytes, stage.disk_bytes)]
         table.add_row(
             _SHORT_NAMES.get(stage.name, stage.name), duration(stage.core_seconds), share, duration(stage.wall_seconds),
@@ -105,11 +116,12 @@ def explanation(estimate: Estimate, given: float | None, core_price: float, stor
     `given` is the fraction of duplicates, if one was; prices are of a core for an hour and of a TB for a month.
     """
     total = estimate.total
-    of_sample = f"{estimate.duplicates:.1%} of the sample's documents"
-    duplicates = f"{given:.1%} of the documents, as given; {of_sample}" if given is not None else (
-        f"{of_sample}. A whole corpus has more: then `remove` reads more texts, and\n"
-        "less is encoded; try --duplicates 0.4"
-    )  # fmt: skip
+    duplicates = f"{estimate.duplicates:.1%} of the sample's documents"
+    if given is not None:
+        duplicates = f"{given:.1%} of the documents, as given; {duplicates}"
+    else:
+        duplicates += ". A whole corpus has more: then `remove` reads more texts, and\nless is encoded; try "
+        duplicates += "--duplicates 0.4"
     notes = "".join(f"{note}\n" for note in estimate.notes)
     prices = ""
     if core_price:
@@ -121,8 +133,9 @@ def explanation(estimate: Estimate, given: float | None, core_price: float, stor
         size = estimate.largest_disk
         price = size / 1e12 * storage_price
         prices += f"Storage: {decimal(int(size))} at {storage_price:g} a TB and month: {price:,.2f} a month.\n"
+    core_hours_a_tb = total.core_seconds / 3600 / (estimate.extent.text_bytes / 1e12)
     return (
-        f"\n{total.core_seconds / 3600 / (estimate.extent.text_bytes / 1e12):,.0f} core hours per TB of text; "
+        f"\n{core_hours_a_tb:,.0f} core hours per TB of text; "
         f"{count_of(total.requests, 'request')} if everything is in a bucket, about ${estimate.dollars:,.2f}.\nScaled "
         "linearly with the text, from two runs; train_tokenizer grows with --tokenizer.sample instead.\nIt is one "
         f"process, and so is the end of cluster and remove, whatever the number of cores.\n"

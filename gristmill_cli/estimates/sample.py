@@ -27,7 +27,7 @@ _FILES = 4  # of a source and format that are sampled
 
 @dataclass(frozen=True)
 class RawCost:
-    """What reading the raw corpus takes beyond the JSON lines that samples are: core seconds and bytes."""
+    """Cost of reading the raw corpus beyond that of JSON lines, which samples are: core seconds and bytes."""
 
     core_seconds: float
     read: float

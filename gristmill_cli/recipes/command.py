@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.command import run_with_exit_code
+from gristmill.command import given_words, run_with_exit_code
 from gristmill.config import load_config, take_option
 from gristmill.console import wide_console
 from gristmill.errors import UsageError, require
@@ -81,7 +81,7 @@ class RunRecipe:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """`gristmill recipe list`, `show` or `run`: exits with 0, or the failed step's code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = given_words(argv)
     sys.exit(run_with_exit_code(lambda: _start(words)))
 
 

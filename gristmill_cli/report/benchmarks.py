@@ -85,7 +85,10 @@ def _row_of_benchmark(record: str, name: str, benchmark: BenchmarkReport, source
     ]
     for source in sources:
         documents = benchmark.documents.get(source, 0)
-        row.append(Number(documents, record=pointer(*fields, "documents", source) if documents else ""))
+        record_field = ""
+        if documents:
+            record_field = pointer(*fields, "documents", source)
+        row.append(Number(documents, record=record_field))
     return row
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from markupsafe import Markup
 
 from gristmill.counts import HELD_OUT, READ, Counts, Tally
+from gristmill.wording import verb_for
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN
 from gristmill_cli.report.documents import MAX_SOURCES, show_flow, show_lengths, show_shares, show_sizes
 from gristmill_cli.report.page import (
@@ -14,6 +15,7 @@ from gristmill_cli.report.page import (
     Section,
     counted,
     figure,
+    filled_table,
     fold,
     grid,
     heading,
@@ -52,7 +54,7 @@ _STAGES_NOTE = (
 
 def sections(run: DataRun) -> Iterator[Markup]:
     """Yield the parts of the page in order; a part about which the run says nothing is empty."""
-    counts = Counts(run.funnel.tallies if run.funnel else _normalized(run), [])
+    counts = Counts(_tallies(run), [])
     parts = list[Markup]()
     if run.funnel:
         parts += [show_flow(counts), show_sizes(counts), show_lengths(run)]
@@ -75,10 +77,13 @@ def sections(run: DataRun) -> Iterator[Markup]:
     yield from parts
 
 
-def _normalized(run: DataRun) -> dict[str, dict[str, Tally]]:
-    """Return what normalisation counted, if it has finished."""
-    record = run.stages.get(FIRST_STAGE)
-    return record.counts.tallies if record else {}
+def _tallies(run: DataRun) -> dict[str, dict[str, Tally]]:
+    """Return what the funnel counts, or where there is none what normalisation counted, if it has finished."""
+    if run.funnel:
+        return run.funnel.tallies
+    if FIRST_STAGE in run.stages:
+        return run.stages[FIRST_STAGE].counts.tallies
+    return {}
 
 
 def _warnings(run: DataRun, titles: Sequence[str]) -> Markup:
@@ -104,7 +109,7 @@ def _unfinished(run: DataRun) -> list[str]:
     """Return a sentence on what the run has still to do, if it has not finished."""
     waiting = [name for name, state in run.states.items() if state != "finished"]
     if waiting:
-        verb = "is" if len(waiting) == 1 else "are"
+        verb = verb_for(len(waiting), "is", "are")
         return [
             f"The run has not finished: {', '.join(waiting)} {verb} missing. What follows covers the stages before; "
             "the same gristmill run resumes."
@@ -139,7 +144,7 @@ def _flow_so_far(run: DataRun) -> Markup:
             fields = (_record_of(name), "counts", "tallies")
             cells = [counted(record.counts, source, reason, *fields) for source in sources]
             rows.append([f"{name}: {reason}", Number(record.counts.total(reason).documents), *cells])
-    numbers = table(["documents", "all", *sources], rows, "so_far") if rows else NOTHING
+    numbers = filled_table(["documents", "all", *sources], rows, "so_far")
     return section("Where the documents went, so far", numbers)
 
 
@@ -152,7 +157,10 @@ def _tokens(run: DataRun) -> Markup:
     if TRAIN not in run.manifests:
         return NOTHING
     trained = run.manifests[TRAIN].sources
-    held_out = run.manifests[HELD_OUT].sources if HELD_OUT in run.manifests else {}
+    tokens_held_out = dict[str, int]()
+    if HELD_OUT in run.manifests:
+        for source, record in run.manifests[HELD_OUT].sources.items():
+            tokens_held_out[source] = record.tokens
     sources = sorted(trained)
     bytes_per_token = {source: record.bytes / max(record.tokens, 1) for source, record in trained.items()}
     rows = list[Row]()
@@ -162,7 +170,7 @@ def _tokens(run: DataRun) -> Markup:
             record_field = pointer(f"tokens/{TRAIN}/manifest.json", "sources", source, field)
             row.append(Number(getattr(trained[source], field), record=record_field))
         row.append(Number(bytes_per_token[source], f"{bytes_per_token[source]:.3f}"))
-        row.append(Number(held_out[source].tokens if source in held_out else 0))
+        row.append(Number(tokens_held_out.get(source, 0)))
         rows.append(row)
     shown = largest(sources, {source: record.tokens for source, record in trained.items()}, MAX_SOURCES)
     tokens = {"tokens": [trained[source].tokens for source in shown]}
@@ -194,7 +202,10 @@ def _stages(run: DataRun) -> Markup:
 def _row_of_stage(name: str, record: StageRecord) -> Row:
     record_path = _record_of(name)
     read = record.counts.total(READ)
-    rate = read.bytes / 1e6 / record.seconds if record.seconds else 0.0
+    speed: str | Number = "–"
+    if read.bytes and record.seconds:
+        rate = read.bytes / 1e6 / record.seconds
+        speed = Number(rate, f"{rate:,.1f}")
     outcomes = list[str]()
     for reason in record.counts.reasons:
         if reason != READ:
@@ -207,7 +218,7 @@ def _row_of_stage(name: str, record: StageRecord) -> Row:
         Number(record.retries, record=pointer(record_path, "retries")),
         Number(read.documents),
         Number(read.bytes / 1e6),
-        Number(rate, f"{rate:,.1f}") if rate else "–",
+        speed,
         ", ".join(outcomes),
     ]
 
@@ -230,7 +241,7 @@ def _options(run: DataRun) -> Markup:
 
 
 def _folded_pairs(title: str, rows: Sequence[Iterable[str]]) -> Markup:
-    return fold(title, table(["", ""], rows)) if rows else NOTHING
+    return fold(title, filled_table(["", ""], rows))
 
 
 def _flatten(options: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -43,11 +43,14 @@ def show_flow(counts: Counts) -> Markup:
     incoming = [reason for reason in INCOMING if counts.total(reason).documents]
     numbers = _table_of_reasons(counts, [*incoming, *outcomes], sources)
     unread = counts.unread_files()
+    note = NOTHING
+    if unread:
+        note = paragraph(f"files not read: {unread}")
     return section(
         "Where the documents went",
         figure("documents by source, and what became of them", _draw_flow(counts, sources, outcomes), wide=True),
         numbers,
-        paragraph(f"files not read: {unread}") if unread else NOTHING,
+        note,
     )
 
 
@@ -121,7 +124,7 @@ def show_sizes(counts: Counts) -> Markup:
 
 
 def _mean_length(tally: Tally) -> float:
-    return tally.bytes / tally.documents if tally.documents else 0.0
+    return tally.bytes / max(tally.documents, 1)
 
 
 def show_lengths(run: DataRun) -> Markup:
@@ -186,9 +189,10 @@ def _table_of_lengths(
         for name, histograms in by_source.items():
             record = f"{RUN_RECORDS}/{_LENGTH_STAGES[name]}.json"
             for source, histogram in histograms.items():
-                is_recorded = bits < len(histogram)
-                record_field = pointer(record, "counts", "lengths", source, str(bits)) if is_recorded else ""
-                row.append(Number(histogram[bits] if is_recorded else 0, record=record_field))
+                number = Number(0)
+                if bits < len(histogram):
+                    number = Number(histogram[bits], record=pointer(record, "counts", "lengths", source, str(bits)))
+                row.append(number)
         rows.append(row)
     return table(head, rows, "lengths")
 
@@ -199,7 +203,9 @@ def _length_label(bits: int) -> str:
     >>> [_length_label(bits) for bits in (0, 1, 11)]
     ['0', '1–2', '1k–2k']
     """
-    return f"{_brief(1 << bits >> 1)}–{_brief(1 << bits)}" if bits else "0"
+    if bits == 0:
+        return "0"
+    return f"{_brief(1 << bits >> 1)}–{_brief(1 << bits)}"
 
 
 def _brief(size: int) -> str:

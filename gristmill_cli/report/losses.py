@@ -11,7 +11,6 @@ from gristmill.io.documents import DocKey
 from gristmill.wording import count_of
 from gristmill_cli.documents.duplicates import corpus_before, label_among, mark_differences, some_documents
 from gristmill_cli.report.page import (
-    NOTHING,
     Number,
     Row,
     comparison,
@@ -31,7 +30,7 @@ _SHOWN_DOCUMENTS = 3  # that lost most
 
 @dataclass
 class Losses:
-    """What documents lost: documents, units and bytes by source; the documents that lost most bytes."""
+    """Losses of documents: how many documents, units and bytes by source; the documents that lost most bytes."""
 
     sums: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     largest: list[tuple[int, DocKey]] = field(default_factory=list)  # -bytes, key
@@ -47,7 +46,7 @@ class Losses:
 
 @dataclass
 class LossesSection:
-    """What each source lost in a stage, in units such as lines, and the documents that lost most."""
+    """Losses of each source in a stage, in units such as lines, and the documents that lost most."""
 
     stage: StageSpec
     unit: str
@@ -79,20 +78,24 @@ class LossesSection:
             if key in before and key in after:
                 left, right = mark_differences(before[key].text, after[key].text)
                 parts.append(comparison(label_among(key, before), marked(left), marked(right)))
-        return fold("documents that lost most, before and after", join(parts)) if parts else NOTHING
+        return fold("documents that lost most, before and after", join(parts))
 
 
 def read_lines(run: DataRun, stage: StageSpec) -> LossesSection | None:
     """Return the section on repeated lines; None, with a fault, if the table of the stage is damaged or missing."""
     losses = read_losses(run, stage, _sum_lines)
-    unit = f"{run.options.get(stage.section, {}).get('unit', 'line')}s"
-    return LossesSection(stage, unit, losses) if losses else None
+    if losses is None:
+        return None
+    unit = run.options.get(stage.section, {}).get("unit", "line")
+    return LossesSection(stage, f"{unit}s", losses)
 
 
 def read_spans(run: DataRun, stage: StageSpec) -> LossesSection | None:
     """Return the section on repeated spans; None, with a fault, if the table of the stage is damaged or missing."""
     losses = read_losses(run, stage, _sum_spans)
-    return LossesSection(stage, "spans", losses) if losses else None
+    if losses is None:
+        return None
+    return LossesSection(stage, "spans", losses)
 
 
 def _sum_lines(file: pq.ParquetFile) -> Losses:

@@ -1,7 +1,7 @@
 """A page of HTML by Jinja2: its parts, and numbers that say which record they are from. It has no script."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -46,7 +46,9 @@ def page(title: str, parts: Iterable[Markup]) -> bytes:
     """Return a page of parts that follow one another; empty ones are left out."""
     filled = [part for part in parts if part]
     contents = [(part.heading, slug_of(part.heading)) for part in filled if isinstance(part, Section)]
-    return render("page.html", title=title, parts=filled, contents=contents if len(contents) > 1 else [])
+    if len(contents) == 1:
+        contents = []
+    return render("page.html", title=title, parts=filled, contents=contents)
 
 
 def pointer(record: str, *names: str | int) -> str:
@@ -83,8 +85,9 @@ Row = list[str | Number]  # of a table
 
 def counted(counts: Counts, source: str, reason: str, where: str, *names: str, of: str = "documents") -> Number:
     """Return the documents, or bytes, of a source under a reason, and where they are recorded, if they are."""
-    is_recorded = reason in counts.tallies.get(source, {})
-    record = pointer(where, *names, source, reason, of) if is_recorded else ""
+    record = ""
+    if reason in counts.tallies.get(source, {}):
+        record = pointer(where, *names, source, reason, of)
     return Number(getattr(counts.total(reason, source), of), record=record)
 
 
@@ -106,6 +109,13 @@ def warnings(lines: Iterable[tuple[str, str]]) -> Markup:
 def table(head: Sequence[str], rows: Iterable[Iterable[str | Number]], name: str = "") -> Markup:
     """Return a table whose first column are names; numbers have their exact values in attributes."""
     return _PARTS.table(head, rows, name)
+
+
+def filled_table(head: Sequence[str], rows: Collection[Iterable[str | Number]], name: str = "") -> Markup:
+    """Return a table as `table` does; nothing if there are no rows."""
+    if not rows:
+        return NOTHING
+    return table(head, rows, name)
 
 
 class Section(Markup):
@@ -141,7 +151,9 @@ def figure(title: str, picture: Markup, numbers: Markup = NOTHING, wide: bool = 
 def grid(*figures: Markup) -> Markup:
     """Return figures in columns; nothing if all are empty."""
     filled = list(filter(None, figures))
-    return _PARTS.grid(filled) if filled else NOTHING
+    if not filled:
+        return NOTHING
+    return _PARTS.grid(filled)
 
 
 def tiles(numbers: Mapping[str, Number]) -> Markup:
@@ -155,7 +167,9 @@ def side_by_side(left: str, right: str) -> Markup:
 
 
 def fold(title: str, body: Markup) -> Markup:
-    """Return a part that is folded until its title is clicked."""
+    """Return a part that is folded until its title is clicked; nothing if it is empty."""
+    if not body:
+        return NOTHING
     return _PARTS.fold(title, body)
 
 

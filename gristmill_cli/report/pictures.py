@@ -53,7 +53,9 @@ Extent = tuple[float, float]  # the top and the bottom of a box
 
 def short(name: str) -> str:
     """Return a name as a label: of a long one the beginning and the end, where names differ."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 9]}…{name[-8:]}"
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST - 9]}…{name[-8:]}"
 
 
 def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], right: Sequence[str]) -> Markup:
@@ -67,8 +69,11 @@ def draw_sankey(flows: Mapping[tuple[str, str], float], left: Sequence[str], rig
         axes.set_axis_off()
         axes.set_xlim(-0.5, 1.65)
         axes.set_ylim(height, -0.01)
-        left_sizes = {name: sum(flows.get((name, end), 0) for end in right) for name in left}
-        right_sizes = {name: sum(flows.get((start, name), 0) for start in left) for name in right}
+        left_sizes = dict.fromkeys(left, 0.0)
+        right_sizes = dict.fromkeys(right, 0.0)
+        for (start, end), size in flows.items():
+            left_sizes[start] += size
+            right_sizes[end] += size
         left_extents = _stack(left_sizes, total, height)
         right_extents = _stack(right_sizes, total, height)
         line = _LINE / inches * height
@@ -155,7 +160,7 @@ def _spread(middles: Sequence[float], step: float, height: float) -> list[float]
 def _stack(sizes: Mapping[str, float], total: float, height: float) -> dict[str, Extent]:
     """Return where each box of a column begins and ends, with equal gaps over the whole height."""
     extents = dict[str, Extent]()
-    gap = (height - 1) / (len(sizes) - 1) if len(sizes) > 1 else 0
+    gap = (height - 1) / max(len(sizes) - 1, 1)
     top = 0.0
     for name, size in sizes.items():
         extents[name] = (top, top + size / total)
@@ -206,11 +211,12 @@ def draw_curves(curves: Curves, x: str, y: str, histogram: Sequence[tuple[float,
             places, heights = zip(*histogram, strict=True)
             axes.bar(places, heights, 0.9 * (places[1] - places[0]), color=_SERIES[1], alpha=0.5, align="edge")
         for number, (name, points) in enumerate(curves.items()):
+            dashes = number // len(_SERIES)
             axes.plot(
                 [x_value for x_value, _ in points],
                 [y_value for _, y_value in points],
                 color=_SERIES[number % len(_SERIES)],
-                linestyle=_DASHES[number // len(_SERIES) % len(_DASHES)],
+                linestyle=_DASHES[dashes % len(_DASHES)],
                 linewidth=1.3,
                 marker="o" if len(points) < 2 else None,
                 label=short(name),
@@ -352,5 +358,7 @@ def group_small(sizes: Mapping[str, float], count: int, always: Sequence[str] = 
     grouped = len(sizes) - len(chosen)
     if grouped == 1:  # a label of its own says more
         return {name: name for name in sizes}
-    label = count_of(grouped, "other")
-    return {name: name if name in chosen else label for name in sizes}
+    labels = dict.fromkeys(sizes, count_of(grouped, "other"))
+    for name in chosen & sizes.keys():
+        labels[name] = name
+    return labels

@@ -68,7 +68,7 @@ class SampledRemoval:
 
 
 class StageSection(Protocol):
-    """What a stage's section of the report shows: read with the run's other records, shown later."""
+    """Section of a stage in the report: read with the run's other records, shown later."""
 
     def show(self, run: "DataRun") -> Markup:
         """Return the section."""
@@ -229,7 +229,7 @@ def _sum_removals(file: pq.ParquetFile) -> Removals:
     """Return the table of duplicates in sums, the least similar pairs, and some from all of the table."""
     removals = Removals()
     total = file.metadata.num_rows
-    spread_rows = {number * total // _SPREAD for number in range(_SPREAD)} if total else set[int]()
+    spread_rows = {number * total // _SPREAD for number in range(_SPREAD)}
     least_alike = list[tuple[float, int, Pair]]()  # similarity, row
     first_row = 0
     for batch in file.iter_batches(columns=["file", "row", "kept_file", "kept_row", "similarity"]):
@@ -242,7 +242,9 @@ def _sum_removals(file: pq.ParquetFile) -> Removals:
         for row in {*least_similar, *spread}:
             pair = _pair_of_row(batch, row)
             if row in least_similar:
-                similarity = _NOT_SIMILAR if pair.similarity is None else pair.similarity
+                similarity = pair.similarity
+                if similarity is None:
+                    similarity = _NOT_SIMILAR
                 least_alike.append((similarity, first_row + row, pair))
             if row in spread:
                 removals.spread.append(pair)

@@ -56,7 +56,9 @@ def show_rules(run: DataRun) -> Markup:
         texts = list[Markup]()
         for sample in samples:
             text = excerpt(text_among(sample.key, documents))
-            value = "" if sample.value is None else f", {sample.value:.4g}"
+            value = ""
+            if sample.value is not None:
+                value = f", {sample.value:.4g}"
             texts.append(quotation(label_among(sample.key, documents), text, value))
         parts.append(fold(f"{rule}: {count_of(judged.total(rule).documents, 'document')}", join(texts)))
     note = paragraph("For each rule a few documents and the measured value, sampled by a hash of their keys.", "soft")
@@ -77,4 +79,6 @@ def _show_details(run: DataRun) -> Markup:
 def excerpt(text: str) -> str:
     """Return the beginning of a text, on one line."""
     line = " ".join(text[: 4 * _EXCERPT].split())
-    return line if len(line) <= _EXCERPT else f"{line[:_EXCERPT]} …"
+    if len(line) <= _EXCERPT:
+        return line
+    return f"{line[:_EXCERPT]} …"

@@ -65,7 +65,9 @@ def _clusters(run: DataRun) -> Markup:
     for bits in range(1, max(classes) + 1):
         first = (1 << (bits - 1)) + 1
         last = 1 << bits
-        label = f"{last:,}" if first == last else f"{first:,}–{last:,}"
+        label = f"{first:,}–{last:,}"
+        if first == last:
+            label = f"{last:,}"
         labels.append(label)
         values.append(classes[bits])
         rows.append([label, Number(classes[bits])])
@@ -156,7 +158,9 @@ def show_pairs(run: DataRun) -> Markup:
     for pair in pairs:
         if pair.removed in documents and pair.kept in documents:
             parts += _pair(pair, documents)
-    note = paragraph(_PAIRS_NOTE, "soft") if parts else paragraph("The texts are no longer available.")
+    note = paragraph(_PAIRS_NOTE, "soft")
+    if not parts:
+        note = paragraph("The texts are no longer available.")
     return section("Pairs of documents, removed and kept", note, *parts)
 
 
@@ -164,7 +168,9 @@ def _pair(pair: Pair, documents: Mapping[DocKey, Document]) -> list[Markup]:
     """Return the texts of a pair next to each other, or the text of both if they are equal."""
     removed = documents[pair.removed]
     kept = documents[pair.kept]
-    alike = "not measured" if pair.similarity is None else f"similarity {pair.similarity:.3f}"
+    alike = "not measured"
+    if pair.similarity is not None:
+        alike = f"similarity {pair.similarity:.3f}"
     title = f"{label_of(removed)} next to {label_of(kept)}, {alike}"
     if removed.text == kept.text:
         return [quotation(title, excerpt(removed.text)), paragraph("the texts are equal", "soft")]

@@ -21,7 +21,7 @@ def show_scores(runs: Sequence[TrainingRun]) -> Markup:
 
 
 def _rows(run: TrainingRun) -> Iterator[Row]:
-    file = f"{run.name}/{SCORES}" if run.name else SCORES
+    file = run.file_name(SCORES)
     for task, metrics in run.scores.items():
         items = Number(int(metrics["items"]), record=pointer(file, task, "items"))
         for metric, value in metrics.items():

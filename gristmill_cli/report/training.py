@@ -15,6 +15,7 @@ from gristmill_cli.report.page import (
     Number,
     Row,
     figure,
+    filled_table,
     fold,
     grid,
     heading,
@@ -73,7 +74,8 @@ def training_sections(runs: Sequence[TrainingRun], title: str) -> Iterator[Marku
     yield heading(title)
     yield warnings((fault, "") for fault in faults)
     for run in runs:
-        yield paragraph(run.name, "soft") if run.name else NOTHING
+        if run.name:
+            yield paragraph(run.name, "soft")
         yield _totals(run)
     yield show_scores(runs)
     yield _curves(runs)
@@ -107,7 +109,8 @@ def _totals(run: TrainingRun) -> Markup:
             numbers[name] = run.number(record, form, field)
     speeds = list[float]()
     for record in run.of("step"):
-        if speed := finite(record.get("tokens_per_second")):
+        speed = finite(record.get("tokens_per_second"))
+        if speed:
             speeds.append(speed)
     if speeds:
         median = statistics.median(speeds)
@@ -117,8 +120,8 @@ def _totals(run: TrainingRun) -> Markup:
         where = run.where("step", timed["step"], "elapsed_seconds")
         seconds = timed["elapsed_seconds"]
         numbers["duration"] = Number(seconds, str(timedelta(seconds=round(seconds))), where)
-        on_gpus = first.get("device") == "cuda"
-        numbers["GPU hours" if on_gpus else "process hours"] = run.number(timed, ",.2f", "device_hours")
+        name = "GPU hours" if first.get("device") == "cuda" else "process hours"
+        numbers[name] = run.number(timed, ",.2f", "device_hours")
     tokens_per_step = first.get("tokens_per_step")
     if tokens_per_step and step:
         numbers["tokens seen"] = Number(tokens_per_step * step["step"])
@@ -143,16 +146,22 @@ def _curves(runs: Sequence[TrainingRun]) -> Markup:
             for name, points in curves.items():
                 label = run.titled(name) or "all"
                 panel[label] = NamedCurve(run, name, points)
+    if not panels:
+        return NOTHING
     figures = list[Markup]()
     for title, panel in panels.items():
-        drawn = {label: _thinned(curve.points) for label, curve in list(panel.items())[:_LINES]}
-        rows = [_row_of_curve(title, label, curve) for label, curve in panel.items()]
+        drawn = dict[str, Curve]()
+        rows = list[Row]()
+        for label, curve in panel.items():
+            rows.append(_row_of_curve(title, label, curve))
+            if len(drawn) < _LINES:
+                drawn[label] = _thinned(curve.points)
         numbers = table(["", "first", "least", "most", "last"], rows)
         figures.append(figure(title, draw_curves(drawn, "step", ""), numbers))
     note = paragraph(
         f"A plot has at most {_POINTS} points per curve and {_LINES} curves; the numbers cover all of them.", "soft"
     )
-    return section("Curves", note if figures else NOTHING, grid(*figures))
+    return section("Curves", note, grid(*figures))
 
 
 def _row_of_curve(title: str, label: str, curve: NamedCurve) -> Row:
@@ -163,14 +172,19 @@ def _row_of_curve(title: str, label: str, curve: NamedCurve) -> Row:
     greatest = max(points, key=itemgetter(1))
     row: Row = [label]
     for step, value in (points[0], smallest, greatest, points[-1]):
-        row.append(Number(value, f"{value:.5g}", curve.run.where(kind, step, key) if kind else ""))
+        where = ""
+        if kind:
+            where = curve.run.where(kind, step, key)
+        row.append(Number(value, f"{value:.5g}", where))
     return row
 
 
 def _thinned(curve: Curve) -> Curve:
     """Return at most about _POINTS points of a curve, and always its last."""
     step = -(-len(curve) // _POINTS)
-    return curve if step == 1 else [*curve[:-1:step], curve[-1]]
+    if step == 1:
+        return curve
+    return [*curve[:-1:step], curve[-1]]
 
 
 def _memory(runs: Sequence[TrainingRun]) -> Markup:
@@ -180,7 +194,8 @@ def _memory(runs: Sequence[TrainingRun]) -> Markup:
     for run in runs:
         peaks = list[tuple[float, int]]()
         for record in run.of("step"):
-            if peak := finite(record.get("memory_bytes")):
+            peak = finite(record.get("memory_bytes"))
+            if peak:
                 peaks.append((peak, record["step"]))
         formula = _formula(run)
         if not peaks or formula is None:
@@ -212,7 +227,9 @@ def _formula(run: TrainingRun) -> RankMemory | None:
         return None
     try:
         memory = RankMemory(_planned_run(first, run.options), 0)
-        return memory if memory.peak > 0 else None
+        if memory.peak <= 0:
+            return None
+        return memory
     except (GristmillError, LookupError, TypeError, ValueError, ArithmeticError):  # records of another version
         return None
 
@@ -257,7 +274,9 @@ def _passes(runs: Sequence[TrainingRun]) -> Markup:
             rows.append([f"rank {rank}", Number(len(passes)), Number(busy, f"{busy:.4g}"), Number(idle, f"{idle:.1%}")])
         numbers = table(["", "passes", "seconds at work", "idle"], rows)
         figures.append(figure(run.titled(describe(timeline)), draw_passes(timeline), numbers, wide=True))
-    return section("Passes of the pipeline", paragraph(_PASSES_NOTE, "soft"), *figures) if figures else NOTHING
+    if not figures:
+        return NOTHING
+    return section("Passes of the pipeline", paragraph(_PASSES_NOTE, "soft"), *figures)
 
 
 def _experts(runs: Sequence[TrainingRun]) -> Markup:
@@ -267,7 +286,9 @@ def _experts(runs: Sequence[TrainingRun]) -> Markup:
         records = run.of("experts")
         if records:
             parts.append(_measures_of_experts(run, records) + _loads_of_experts(run, records))
-    return section("Experts", paragraph(_EXPERTS_NOTE, "soft"), *parts) if parts else NOTHING
+    if not parts:
+        return NOTHING
+    return section("Experts", paragraph(_EXPERTS_NOTE, "soft"), *parts)
 
 
 def _measures_of_experts(run: TrainingRun, records: Sequence[Record]) -> Markup:
@@ -315,18 +336,22 @@ def _by_source(runs: Sequence[TrainingRun]) -> Markup:
         rows += _rows_of_holdout(run, evaluation, "", evaluation)
         for name, losses in table_of(evaluation, "holdouts").items():
             rows += _rows_of_holdout(run, evaluation, name, losses)
-    numbers = table(["", "loss", "bits per byte"], rows, "sources") if rows else NOTHING
+    numbers = filled_table(["", "loss", "bits per byte"], rows, "sources")
     return section("Losses of the last evaluation", numbers)
 
 
 def _rows_of_holdout(run: TrainingRun, evaluation: Record, holdout: str, losses: Any) -> list[Row]:
     """Return a row for all sources of a holdout, and one for each."""
-    path = ["holdouts", holdout] if holdout else []
+    path = list[str]()
+    if holdout:
+        path = ["holdouts", holdout]
     rows = list[Row]()
     for source, values in {"all": losses, **table_of(losses, "sources")}.items():
         if not isinstance(values, dict):
             continue
-        own_path = path if source == "all" else [*path, "sources", source]
+        own_path = path
+        if source != "all":
+            own_path = [*path, "sources", source]
         cells = list[Number]()
         for key in ("loss", "bits_per_byte"):
             if finite(values.get(key)) is not None:
@@ -347,7 +372,7 @@ def _seen(runs: Sequence[TrainingRun]) -> Markup:
             for name in table_of(seen, kind):
                 cells = [run.number(seen, form, kind, name, key) for key, form in forms.items()]
                 rows.append([run.titled(name), *cells])
-    return section("Tokens seen", table(["", *forms], rows, "seen") if rows else NOTHING)
+    return section("Tokens seen", filled_table(["", *forms], rows, "seen"))
 
 
 def _texts(runs: Sequence[TrainingRun]) -> Markup:
@@ -357,8 +382,10 @@ def _texts(runs: Sequence[TrainingRun]) -> Markup:
         with_text = [record for record in run.of("eval") if record.get("text")]
         for record in [*with_text[:1], *with_text[1:][-_SAMPLES + 1 :]]:
             parts.append(quotation(run.titled(f"after step {record['step']:,}"), str(record["text"])))
+    if not parts:
+        return NOTHING
     note = paragraph("The first sample, and the latest ones.", "soft")
-    return section("Texts sampled from the model", note, *parts) if parts else NOTHING
+    return section("Texts sampled from the model", note, *parts)
 
 
 def _options(runs: Sequence[TrainingRun]) -> Markup:
@@ -381,8 +408,8 @@ def _options(runs: Sequence[TrainingRun]) -> Markup:
     head = ["", *(run.name for run in runs)]
     return section(
         "Options",
-        table(head, differing, "differ") if differing else NOTHING,
-        fold("all options that decide what is trained, and the layout", table(head, rows)) if rows else NOTHING,
+        filled_table(head, differing, "differ"),
+        fold("all options that decide what is trained, and the layout", filled_table(head, rows)),
     )
 
 
@@ -391,8 +418,8 @@ def _starts(runs: Sequence[TrainingRun]) -> Markup:
     rows = list[Row]()
     for run in runs:
         for start in run.options.get(STARTS, []):
-            versions = ", ".join(f"{name} {number}" for name, number in table_of(start, "versions").items())
+            versions = [f"{name} {number}" for name, number in table_of(start, "versions").items()]
             fields = [str(start.get(name, "")) for name in ("date", "host", "processes", "device")]
-            rows.append([run.name, *fields, versions, str(start.get("command", ""))])
+            rows.append([run.name, *fields, ", ".join(versions), str(start.get("command", ""))])
     head = ["", "date", "host", "processes", "device", "versions", "command"]
-    return section("Starts", fold("when, where and with what", table(head, rows))) if rows else NOTHING
+    return section("Starts", fold("when, where and with what", filled_table(head, rows)))

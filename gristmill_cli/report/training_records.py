@@ -48,7 +48,13 @@ class TrainingRun:
 
     def where(self, kind: str, step: int, *names: str) -> str:
         """Return which number of metrics.jsonl is meant: kind of record, step, field."""
-        return pointer(f"{self.name}/{METRICS}" if self.name else METRICS, kind, step, *names)
+        return pointer(self.file_name(METRICS), kind, step, *names)
+
+    def file_name(self, file: str) -> str:
+        """Return a file of the run, below the name of the run if it has one."""
+        if not self.name:
+            return file
+        return f"{self.name}/{file}"
 
     def number(self, record: Record, form: str, *names: str) -> Number:
         """Return a number of a record, as `form` shows it."""
@@ -70,7 +76,9 @@ def read_training_runs(folders: Sequence[Path]) -> list[TrainingRun]:
             raise UsageError(f"{folder}: expected the --out_dir of a training run, got no {METRICS} in it")
         records, damaged = read_metrics_and_damage(folder / METRICS)
         run = TrainingRun(folder, "", records, recorded_options(folder), [], {})
-        faults = [f"{count_of(damaged, 'damaged line')} of {METRICS} left out."] if damaged else []
+        faults = list[str]()
+        if damaged:
+            faults.append(f"{count_of(damaged, 'damaged line')} of {METRICS} left out.")
         faults += _faults(run)
         try:
             run.scores = read_scores(folder)
@@ -95,7 +103,11 @@ def read_scores(run: Path) -> dict[str, dict[str, Any]]:
         raise InputError(f"{path} is damaged ({error}); write it again by gristmill evaluate --tasks") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected the scores of gristmill evaluate, got something else; remove it")
-    return {name: values for name, values in content.items() if isinstance(values, dict) and "items" in values}
+    scores = dict[str, dict[str, Any]]()
+    for name, values in content.items():
+        if isinstance(values, dict) and "items" in values:
+            scores[name] = values
+    return scores
 
 
 def _faults(run: TrainingRun) -> list[str]:

@@ -41,8 +41,9 @@ class ApplyFunction(StageSpec):
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the function, and its version or the beginning of its source's SHA-256."""
         function = str(run.config.apply.function)
-        version = version_of(function)
-        code = version if version.startswith("version ") else version[:_SHOWN_DIGITS]
+        code = version_of(function)
+        if not code.startswith("version "):
+            code = code[:_SHOWN_DIGITS]
         return {"function": function, "code": code}
 
     def check(self, config: RunConfig, sources: set[str]) -> None:

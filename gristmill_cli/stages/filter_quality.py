@@ -54,12 +54,16 @@ class FilterQuality(StageSpec):
 
     def steps(self, run: RunContext) -> list[DocumentStep]:
         """Return the rules, and what later stages decide by, if it is the last that writes documents."""
-        return [RecipeRules.of(run.config.recipe), *run.fact_steps] if run.is_last_writer else []
+        if not run.is_last_writer:
+            return []
+        return [RecipeRules.of(run.config.recipe), *run.fact_steps]
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the version of the rules."""
         settings = {"rules": rules_version(read_recipe(run.config.recipe))}
-        return settings | signature_settings(run) if run.is_last_writer else settings
+        if run.is_last_writer:
+            settings |= signature_settings(run)
+        return settings
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
         """Raise UsageError if the recipe cannot be read."""
@@ -69,7 +73,8 @@ class FilterQuality(StageSpec):
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
         """Yield rules that remove nothing, and files that lose far more than others of their source."""
         ledger = Ledger(self.path(run.config) / STATE_DIR, self.name)
-        yield from rule_alarms(run.config, counts, ledger, "prepare" if run.is_last_writer else "judge")
+        step = "prepare" if run.is_last_writer else "judge"
+        yield from rule_alarms(run.config, counts, ledger, step)
 
     def card(self, out: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
         """Yield the rules of the recipe."""

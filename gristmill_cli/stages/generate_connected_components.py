@@ -64,7 +64,9 @@ class GenerateConnectedComponents(StageSpec):
 
     def stage_read(self, run: RunContext) -> str | None:
         """Return to_hash, but for exact copies, which are compared without a signature."""
-        return None if run.config.dedup.exact else self.reads
+        if run.config.dedup.exact:
+            return None
+        return self.reads
 
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
         """Yield clusters that are very large, or whose documents are not alike."""

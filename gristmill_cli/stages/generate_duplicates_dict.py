@@ -26,20 +26,22 @@ class GenerateDuplicatesDict(StageSpec):
     def call(self, run: RunContext) -> Counts:
         """Write the table of the duplicates."""
         spec = run.config.dedup
-        reads_texts = bool(spec.measure) or spec.keep.startswith(("longest", "newest"))
-        checked: dict[str, Any] = {}
+        dropped = (run.short_documents,)
+        if run.low_scores:
+            dropped += (run.low_scores,)
+        compared: dict[str, Any] = {}
         if spec.measure:
-            checked = {name: getattr(spec, name) for name in ("threshold", "width", "unit", "index")}
+            compared = {name: getattr(spec, name) for name in ("threshold", "width", "unit", "index")}
+        if spec.measure or spec.keep.startswith(("longest", "newest")):
+            compared |= {"corpus": run.corpus, "text_column": run.config.text_column}
         return generate_duplicates_dict(
             run.clusters,
             run.duplicates,
             options=run.options,
             keep=spec.keep,
-            dropped=(run.short_documents, *([run.low_scores] if run.low_scores else [])),
+            dropped=dropped,
             verify=spec.measure,
-            corpus=run.corpus if reads_texts else None,
-            text_column=run.config.text_column if reads_texts else "text",
-            **checked,
+            **compared,
         )
 
     def seconds_a_document(self, config: RunConfig, documents: int) -> DocumentSeconds:
@@ -48,7 +50,9 @@ class GenerateDuplicatesDict(StageSpec):
 
     def seconds_a_compared_byte(self, config: RunConfig) -> float:
         """Return what a run on 221 MB with 14 % of duplicates took, where texts are compared."""
-        return 0.04e-6 if config.dedup.measure else 0.0
+        if not config.dedup.measure:
+            return 0.0
+        return 0.04e-6
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return which document of a cluster is kept, and how copies are confirmed."""

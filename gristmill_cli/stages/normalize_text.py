@@ -48,11 +48,14 @@ class NormalizeText(StageSpec):
         """Take the corpus through the steps; note facts, if no later stage writes it anew."""
         config = run.config
         target = self.path(config)
-        removes = any(step.removes for step in document_steps(config)) or config.max_failed > 0
+        facts = run.facts if run.is_last_writer else own_facts(config)
+        removed: Path | None = None
+        if any(step.removes for step in document_steps(config)) or config.max_failed > 0:
+            removed = removed_path(target)
         counts, _ = prepare(
             run.corpus,
             target,
-            run.facts if run.is_last_writer else own_facts(config),
+            facts,
             self.steps(run),
             run.options,
             text_column=config.text_column,
@@ -60,7 +63,7 @@ class NormalizeText(StageSpec):
             skip_odd_names=config.normalize.skip_odd_names,
             extract=config.normalize.extract,
             sources=config.sources,
-            removed=removed_path(target) if removes else None,
+            removed=removed,
             max_failed=config.max_failed,
             stage=self.engine,
         )

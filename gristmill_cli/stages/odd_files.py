@@ -173,7 +173,9 @@ def _odd_file(values: dict[str, float], limit: float, distance: Distance) -> Ite
     if distances[furthest] <= limit:
         return
     count = sum(value > limit for value in distances.values())
-    others = f"; {count:,} files differ as much" if count > 1 else ""
+    others = ""
+    if count > 1:
+        others = f"; {count:,} files differ as much"
     yield furthest, middle, others
 
 

@@ -77,7 +77,9 @@ def find_stage(name: str) -> StageSpec:
 def facts_of_raw_corpus(config: RunConfig) -> Path:
     """Return the facts that the first stage notes of the records of the raw corpus."""
     first = STAGES[0]
-    return config.out / "facts" if clean_corpus(config) == first.path(config) else own_facts(config)
+    if clean_corpus(config) == first.path(config):
+        return config.out / "facts"
+    return own_facts(config)
 
 
 def judging_stage(config: RunConfig) -> StageSpec:
@@ -85,23 +87,26 @@ def judging_stage(config: RunConfig) -> StageSpec:
 
     The steps of the user are in the first, too.
     """
-    return next((stage for stage in plan_stages(config) if stage.name == FilterQuality.name), STAGES[0])
+    for stage in plan_stages(config):
+        if stage.name == FilterQuality.name:
+            return stage
+    return STAGES[0]
 
 
 def context_of(config: RunConfig, stage: StageSpec, options: RunOptions | None = None) -> RunContext:
     """Return what a stage of a run is called with; `options` instead of the configuration's own."""
-    writer = None
-    counted_by = None
+    corpus = config.corpus
+    writer_name: str | None = None
+    counted_by: str | None = None
     for earlier in plan_stages(config):
         if earlier.name == stage.name:
             break
         if earlier.rewrites:
-            writer = earlier
+            corpus = earlier.path(config)
+            writer_name = earlier.name
         if earlier.rewrites or earlier.name == NoteFacts.name:
             counted_by = earlier.name
-    corpus = writer.path(config) if writer else config.corpus
     is_last_writer = stage.rewrites and stage.path(config) == clean_corpus(config)
-    writer_name = writer.name if writer else None
     return RunContext(
         config, options or config.run_options, corpus, writer_name, counted_by, is_last_writer, first_texts(config)
     )

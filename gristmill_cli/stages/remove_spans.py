@@ -53,7 +53,11 @@ class RemoveSpans(StageSpec):
     def describe_loss(self, rows: list[dict[str, Any]]) -> str:
         """Return what a document lost, and for which documents."""
         size = sum(row["bytes"] for row in rows)
-        kept = sorted({f"{row['kept_file']}@{row['kept_row']}" for row in rows if row["kept_file"] is not None})
-        more = f" and {len(kept) - 3:,} more" if len(kept) > 3 else ""
-        by = f", which {', '.join(kept[:3])}{more} kept" if kept else ""
-        return f"lost {size:,} bytes that repeat{by}"
+        keepers = sorted({f"{row['kept_file']}@{row['kept_row']}" for row in rows if row["kept_file"] is not None})
+        lost = f"lost {size:,} bytes that repeat"
+        if not keepers:
+            return lost
+        named = ", ".join(keepers[:3])
+        if len(keepers) > 3:
+            named += f" and {len(keepers) - 3:,} more"
+        return f"{lost}, which {named} kept"

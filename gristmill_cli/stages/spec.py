@@ -250,7 +250,9 @@ class StageSpec:
 
     def stage_read(self, run: RunContext) -> str | None:
         """Return the name of the stage whose documents it reads; None: counts are not compared."""
-        return run.counted_by if self.reads == CORPUS else self.reads
+        if self.reads == CORPUS:
+            return run.counted_by
+        return self.reads
 
     def path(self, config: RunConfig) -> Path:
         """Return its output."""
@@ -267,10 +269,12 @@ class StageSpec:
         if not self.keeps or counts.total(self.keeps).documents:
             return
         read = counts.total(READ).documents
+        outcome = f"{self.name}: no document is left of {read:,}"
         others = [reason for reason in counts.reasons if reason != READ]
-        lost = ", ".join(f"{counts.total(reason).documents:,} {reason}" for reason in others)
-        reasons = f" ({lost})" if lost else ""
-        raise InputError(f"{self.name}: no document is left of {read:,}{reasons}: {self.hint(config)}")
+        if others:
+            lost = ", ".join(f"{counts.total(reason).documents:,} {reason}" for reason in others)
+            outcome += f" ({lost})"
+        raise InputError(f"{outcome}: {self.hint(config)}")
 
 
 def given_options(section: Any) -> list[str]:
@@ -281,7 +285,8 @@ def given_options(section: Any) -> list[str]:
 
 def reject_options_without_effect(section: Any, missing: str, advice: str) -> None:
     """Raise UsageError if options of a section are given whose stage is not in the run, as `missing` says."""
-    if given := given_options(section):
+    given = given_options(section)
+    if given:
         raise UsageError(f"--{given[0]} has no effect {missing}; try {advice}")
 
 
@@ -289,5 +294,7 @@ def is_given(options: Mapping[str, Any], name: str) -> bool:
     """Return whether an option such as dedup.exact has a value other than none."""
     value: Any = options
     for key in name.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return False
+        value = value.get(key)
     return bool(value) and value != "none"

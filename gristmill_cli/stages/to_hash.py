@@ -1,5 +1,6 @@
 """Stage of a run: compute the signatures of the documents."""
 
+from pathlib import Path
 from typing import Any
 
 from dedup.candidates.input_shards import check_index, reject_own_index
@@ -24,7 +25,9 @@ class ToHash(StageSpec):
 
     def call(self, run: RunContext) -> Counts:
         """Write the signature shards, of what the pass signed."""
-        copies = run.exact_pairs.with_suffix(".parquet") if run.config.dedup.exact else None
+        copies: Path | None = None
+        if run.config.dedup.exact:
+            copies = run.exact_pairs.with_suffix(".parquet")
         return select_signatures(run.facts, run.config.signatures, run.config.sketch, copies, run.options)
 
     def settings(self, run: RunContext) -> dict[str, Any]:

@@ -82,7 +82,9 @@ def _check_ends(spec: Tokenizer) -> None:
         is_named = asked == "model" and name in known
         if asked in ("none", *known.values()) or is_named:
             continue
-        model = ", or model" if name in known else ""
+        model = ""
+        if name in known:
+            model = ", or model"
         raise UsageError(
             f"--{name} {asked}: a tokenizer of --model_type {spec.model_type} has the special tokens "
             f"{', '.join(known.values())}: expected one of them, none{model}"

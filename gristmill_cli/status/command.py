@@ -73,14 +73,21 @@ class RunStatus(msgspec.Struct):
         """Return all but the processes, in one line."""
         parts = [f"{self.name} in {self.folder}: {self.state}"]
         if self.tasks:
-            taken = f", {self.tasks_running:,} taken" if self.tasks_running else ""
-            parts.append(f"{self.step}: {self.tasks_done:,} of {count_of(self.tasks, 'task')} done{taken}")
+            progress = f"{self.step}: {self.tasks_done:,} of {count_of(self.tasks, 'task')} done"
+            if self.tasks_running:
+                progress += f", {self.tasks_running:,} taken"
+            parts.append(progress)
         elif self.records:
             parts.append(f"{count_of(self.records, 'task')} done in this run of the stage")
-        parts += [f"{self.retried:,} retried"] if self.retried else []
-        parts += [f"{self.core_hours:,.2f} core hours so far"] if self.core_hours else []
-        parts += [f"{self.holder} was in charge"] if self.state == "stopped" and self.holder else []
-        return "; ".join([*parts, self.error] if self.error else parts)
+        if self.retried:
+            parts.append(f"{self.retried:,} retried")
+        if self.core_hours:
+            parts.append(f"{self.core_hours:,.2f} core hours so far")
+        if self.state == "stopped" and self.holder:
+            parts.append(f"{self.holder} was in charge")
+        if self.error:
+            parts.append(self.error)
+        return "; ".join(parts)
 
 
 class Status(msgspec.Struct):
@@ -131,11 +138,15 @@ def find_status(out: Path) -> Status:
     """Return the runs in `out` and the folders below it, and their states."""
     works = list[RunStatus]()
     for state in _state_folders(out):
-        names = sorted(list_names(state))
-        for name in dict.fromkeys(name.rpartition(".")[0] for name in names if name.endswith((_LOCK, _QUEUE))):
-            works += _find_work(state, name, f"{name}{_QUEUE}" in names)
-    stages = stages_of_run(out, next((work.state for work in works if work.name == _RUN), ""))
-    return Status(works, stages, None if stages else training_status(out))
+        file_names = sorted(list_names(state))
+        names = dict.fromkeys(name.rpartition(".")[0] for name in file_names if name.endswith((_LOCK, _QUEUE)))
+        for name in names:
+            works += _find_work(state, name, f"{name}{_QUEUE}" in file_names)
+    state_of_run = next((work.state for work in works if work.name == _RUN), "")
+    stages = stages_of_run(out, state_of_run)
+    if stages:
+        return Status(works, stages)
+    return Status(works, stages, training_status(out))
 
 
 def _state_folders(out: Path, depth: int = _DEPTH) -> Iterator[Path]:
@@ -150,7 +161,8 @@ def _find_work(state: Path, name: str, has_queue: bool) -> Iterator[RunStatus]:
     """Yield the work of a name in a state folder, if one runs, was killed or, with --shard, has ended."""
     lock = state / f"{name}{_LOCK}"
     queue = TaskQueue(state / f"{name}{_QUEUE}")
-    holder = next((data.decode(errors="replace").partition("\n")[0] for data in read_files([lock]) if data), "")
+    first_line = next(read_files([lock]), b"").partition(b"\n")[0]
+    holder = first_line.decode(errors="replace")
     manifest = queue.read() if has_queue else None
     work = RunStatus(name, spell_urls(str(state.parent)), "stopped", holder)
     if manifest and (manifest.state == "working" or not holder):  # else that of earlier processes
@@ -190,12 +202,15 @@ def _add_shards(work: RunStatus, queue: TaskQueue, manifest: StepManifest) -> No
                 process.running = state.running
             work.processes.append(process)
     is_held = bool(work.holder) and any(process.alive for process in work.processes)
-    work.state = manifest.state if is_held or manifest.state != "working" else "stopped"
+    work.state = manifest.state
+    if manifest.state == "working" and not is_held:
+        work.state = "stopped"
     work.step = manifest.name
     work.tasks = manifest.tasks
     work.tasks_done = len(tasks.done)
     work.tasks_running = len(tasks.taken.keys() - tasks.done - tasks.failed)
-    work.error = manifest.failure.message if manifest.failure else ""
+    if manifest.failure:
+        work.error = manifest.failure.message
 
 
 def _beats(queue: TaskQueue) -> dict[str, Any]:
@@ -206,8 +221,11 @@ def _beats(queue: TaskQueue) -> dict[str, Any]:
 def _add_one_process(work: RunStatus, lock: Path) -> None:
     """Add what the lock tells of its holder, a single process, and its step note of the tasks."""
     match = _HOLDER.fullmatch(work.holder)
-    host = match[2] if match else ""
-    number = int(match[1]) if match else 0
+    host = ""
+    number = 0
+    if match:
+        host = match[2]
+        number = int(match[1])
     is_here = host == socket.gethostname()
 
     def content() -> dict[str, bytes]:
@@ -216,12 +234,16 @@ def _add_one_process(work: RunStatus, lock: Path) -> None:
     if store_of(lock).has_file_locks:
         is_alive = is_locked(lock)
     else:
-        known = {"": psutil.pid_exists(number)} if is_here else {}
+        known = dict[str, bool]()
+        if is_here:
+            known[""] = psutil.pid_exists(number)
         is_alive = _watch(known, content(), content)[""]
     work.state = "working" if is_alive else "stopped"
     work.records = sum(name.endswith(".json") for name in list_names(Ledger(lock.parent, lock.stem).loose))
     if match:
-        hours = _processor_seconds(number) / 3600 if is_alive and is_here else 0.0
+        hours = 0.0
+        if is_alive and is_here:
+            hours = _processor_seconds(number) / 3600
         work.processes = [
             WorkingProcess(f"{host}-{number}", host, number, "in charge", match[3], is_alive, core_hours=hours)
         ]
@@ -229,7 +251,8 @@ def _add_one_process(work: RunStatus, lock: Path) -> None:
         note, work.tasks_done = noted
         work.step = note.name
         work.tasks = note.tasks
-        work.tasks_running = min(note.workers, note.tasks - work.tasks_done) if is_alive else 0
+        if is_alive:
+            work.tasks_running = min(note.workers, note.tasks - work.tasks_done)
 
 
 def _watch(alive: Mapping[str, bool], before: Mapping[str, Any], read: Any) -> dict[str, bool]:
@@ -258,7 +281,9 @@ def _processor_seconds(number: int) -> float:
 def _table(processes: list[WorkingProcess]) -> Table:
     table = Table("process", "host", "since", "", "tasks done", "retried", "core hours", "runs now", box=None)
     for process in processes:
-        role = process.role if process.alive else f"{process.role}; dead"
+        role = process.role
+        if not process.alive:
+            role += "; dead"
         runs_now = "".join(process.running[:1])
         if len(process.running) > 1:
             runs_now += f" and {len(process.running) - 1:,} more"
@@ -275,11 +300,14 @@ def stages_of_run(out: Path, state: str) -> dict[str, str]:
     if "dedup" not in options:  # a training run has a file of the same name
         return {}
     finished = {name.removesuffix(".json") for name in list_names(out / STATE_DIR / _RUN)}
-    names = [stage.name for stage in stages_in_run(options)]
-    states = {name: "finished" if name in finished else "waiting" for name in names}
-    current = next((name for name in names if name not in finished), None)
-    if current and state in ("working", "stopped"):
-        states[current] = "running" if state == "working" else "stopped"
+    of_current = {"working": "running", "stopped": "stopped"}.get(state, "waiting")  # the first that is unfinished
+    states = dict[str, str]()
+    for stage in stages_in_run(options):
+        if stage.name in finished:
+            states[stage.name] = "finished"
+        else:
+            states[stage.name] = of_current
+            of_current = "waiting"
     return states
 
 

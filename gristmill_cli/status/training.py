@@ -42,21 +42,31 @@ class TrainingStatus(msgspec.Struct):
     @property
     def lines(self) -> list[str]:
         """Return the status in words."""
-        starts = f", {count_of(self.starts, 'start')}" if self.starts else ""
-        where = f" on {self.host}, {count_of(self.processes, 'process', 'processes')}" if self.host else ""
-        lines = [f"training: {self.state}, step {self.steps:,} of {self.total_steps:,}{where}{starts}"]
+        progress = f"training: {self.state}, step {self.steps:,} of {self.total_steps:,}"
+        if self.host:
+            progress += f" on {self.host}, {count_of(self.processes, 'process', 'processes')}"
+        if self.starts:
+            progress += f", {count_of(self.starts, 'start')}"
+        lines = [progress]
         if self.loss is not None:
-            holdout = "" if self.holdout_loss is None else f", holdout {self.holdout_loss:.4f}"
-            speed = "" if self.tokens_per_second is None else f", {self.tokens_per_second:,.0f} tokens/s"
-            lines.append(f"loss {self.loss:.4f}{holdout}{speed}")
+            losses = f"loss {self.loss:.4f}"
+            if self.holdout_loss is not None:
+                losses += f", holdout {self.holdout_loss:.4f}"
+            if self.tokens_per_second is not None:
+                losses += f", {self.tokens_per_second:,.0f} tokens/s"
+            lines.append(losses)
         if self.elapsed_seconds is not None and self.recorded is not None:
-            cost = f", {self.device_hours:,.2f} device hours" if self.device_hours is not None else ""
-            at = datetime.fromtimestamp(self.recorded)
-            lines.append(f"{timedelta(seconds=round(self.elapsed_seconds))} until {at:%Y-%m-%d %H:%M:%S}{cost}")
+            elapsed = timedelta(seconds=round(self.elapsed_seconds))
+            cost = f"{elapsed} until {datetime.fromtimestamp(self.recorded):%Y-%m-%d %H:%M:%S}"
+            if self.device_hours is not None:
+                cost += f", {self.device_hours:,.2f} device hours"
+            lines.append(cost)
         if self.state == "working" and self.ends is not None:
             lines.append(f"ends about {datetime.fromtimestamp(self.ends):%Y-%m-%d %H:%M}")
         if self.state == "stopped":
-            kept = "no checkpoint" if self.checkpoint is None else f"the checkpoint of step {self.checkpoint:,}"
+            kept = "no checkpoint"
+            if self.checkpoint is not None:
+                kept = f"the checkpoint of step {self.checkpoint:,}"
             lines.append(f"nobody trains here; the same command resumes from {kept}")
         return lines
 
@@ -96,15 +106,27 @@ def training_status(out: Path) -> TrainingStatus | None:
         remaining = finite(timed.get("remaining_seconds"))
         if status.recorded is not None and remaining is not None:
             status.ends = max(time.time(), status.recorded + remaining)
-    saved = [int(match[1]) for name in list_level(out / CHECKPOINTS)[0] if (match := _STEP.fullmatch(name))]
-    status.checkpoint = max(saved, default=None)
+    status.checkpoint = _last_checkpoint(out)
     return status
+
+
+def _last_checkpoint(out: Path) -> int | None:
+    """Return the step of the last checkpoint; None if there is none."""
+    last: int | None = None
+    folders, _ = list_level(out / CHECKPOINTS)
+    for name in folders:
+        match = _STEP.fullmatch(name)
+        if match:
+            last = max(last or 0, int(match[1]))
+    return last
 
 
 def _state(out: Path, steps: Sequence[dict[str, Any]], total: int) -> str:
     if _is_written(out / ".lock"):
         return "working"
-    return "finished" if steps and steps[-1]["step"] >= total else "stopped"
+    if steps and steps[-1]["step"] >= total:
+        return "finished"
+    return "stopped"
 
 
 def _is_written(lock: Path) -> bool:
