@@ -69,8 +69,8 @@ def _run_pipeline() -> None:
 
 def _write_corpus(corpus: Path, texts: list[str]) -> Path:
     (corpus / "made_up").mkdir(parents=True)
-    lines = (msgspec.json.encode({"text": text}) + b"\n" for text in texts)
-    (corpus / "made_up/a.jsonl").write_bytes(b"".join(lines))
+    lines = msgspec.json.Encoder().encode_lines({"text": text} for text in texts)
+    (corpus / "made_up/a.jsonl").write_bytes(lines)
     return corpus
 
 

@@ -231,7 +231,7 @@ def _encode(records: list[dict[str, object]], suffix: str) -> bytes:
         file = io.BytesIO()
         pa.parquet.write_table(pa.Table.from_pylist(records), file)
         return file.getvalue()
-    lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+    lines = msgspec.json.Encoder().encode_lines(records)
     if suffix == ".jsonl.zst":
         return zstandard.compress(lines)
     return lines

@@ -125,7 +125,7 @@ def contamination(
     _name_documents(searched)
     if out is not None:
         encoder = msgspec.json.Encoder()
-        atomic_write_bytes(out, b"".join(encoder.encode(item) + b"\n" for item in searched))
+        atomic_write_bytes(out, encoder.encode_lines(searched))
     return Group(*_report(scores, searched))
 
 
@@ -167,10 +167,10 @@ def _is_long(text: str) -> bool:
 def _write_index(folder: Path, items: Sequence[ItemScore], near: float) -> IndexFiles:
     """Write the index of the texts of items, a record for each."""
     path = folder / "items.jsonl"
-    with path.open("wb") as file:
-        for item in items:
-            record = {f"text{number}": text for number, text in enumerate(item.texts)}
-            file.write(msgspec.json.encode(record) + b"\n")
+    records = list[dict[str, str]]()
+    for item in items:
+        records.append({f"text{number}": text for number, text in enumerate(item.texts)})
+    path.write_bytes(msgspec.json.Encoder().encode_lines(records))
     index = IndexFiles(*(folder / name for name in ("keys.bin", "entries.bin", "items.arrow", "sizes.bin")))
     write_index([CorpusFile(path, path.name, path.stat().st_size, ALL_FIELDS)], index, near > 0)
     return index
@@ -224,8 +224,10 @@ def _report(scores: Sequence[ItemScore], searched: Sequence[ItemContamination]) 
         without = aggregate(score for score, item in pairs if not _is_contaminated(item))
         alone = aggregate(score for score, item in pairs if _is_contaminated(item))
         for metric, value in whole.items():
-            parts = [f"{part[metric]:.4f}" if metric in part else "–" for part in (without, alone)]
-            table.add_row(*map(Text, [*cells, metric, f"{value:.4f}", *parts]))
+            values = [f"{value:.4f}"]
+            for scores_of_part in (without, alone):
+                values.append(f"{scores_of_part[metric]:.4f}" if metric in scores_of_part else "–")
+            table.add_row(*map(Text, [*cells, metric, *values]))
             cells = [""] * len(cells)
         if not whole:
             table.add_row(*map(Text, cells))

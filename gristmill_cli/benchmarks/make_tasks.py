@@ -129,7 +129,7 @@ def make_tasks(
             )
         data = out_dir.absolute() / f"{name}.jsonl"
         encoder = msgspec.json.Encoder()
-        atomic_write_bytes(data, b"".join(encoder.encode(item) + b"\n" for item in made))
+        atomic_write_bytes(data, encoder.encode_lines(made))
         task = _TASK.format(name=name, data=msgspec.json.encode(str(data)).decode(), help=help_line)
         atomic_write_bytes(out_dir / f"{name}.yaml", task.encode())
         lines.append(Text(f"{out_dir / name}.yaml: {count_of(len(made), 'item')}. {help_line}"))

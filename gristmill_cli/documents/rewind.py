@@ -219,10 +219,10 @@ def _compare(reader: "Rewind", step: int) -> Iterator[RenderableType]:
             f"{count:,} ({count / total:.1%})",
             f"{mean:,.1f} ({sums[name] / total_around:.1%})",
         )
-    lengths = [summary.lengths for summary in summaries]
-    table.add_row("documents", f"{len(own.lengths):,}", f"{np.mean([len(each) for each in lengths]):,.1f}")
+    mean_documents = np.mean([len(summary.lengths) for summary in summaries])
+    table.add_row("documents", f"{len(own.lengths):,}", f"{mean_documents:,.1f}")
     for name, measure in (("median", np.median), ("longest", np.max)):
-        mean_length = np.mean([measure(each) for each in lengths])
+        mean_length = np.mean([measure(summary.lengths) for summary in summaries])
         table.add_row(f"{name} length of a document, in tokens", f"{measure(own.lengths):,.0f}", f"{mean_length:,.1f}")
     for name, of_step, of_others in _mean_scores(own, summaries):
         table.add_row(Text(f"mean score {name} of a document"), of_step, of_others)
@@ -240,8 +240,10 @@ def _mean_scores(own: "StepSummary", others: "list[StepSummary]") -> Iterator[tu
     for folder, of_others in sorted(others_in.items()):
         of_step = own.documents.get(folder, [])
         for name, scores in TokenOrigins(folder).scores({*of_step, *of_others}).items():
-            in_step.setdefault(name, []).extend(scores[number] for number in of_step if number in scores)
-            around.setdefault(name, []).extend(scores[number] for number in of_others if number in scores)
+            in_step.setdefault(name, [])
+            in_step[name] += [scores[number] for number in of_step if number in scores]
+            around.setdefault(name, [])
+            around[name] += [scores[number] for number in of_others if number in scores]
     for name in in_step:
         yield name, _mean_of(in_step[name]), _mean_of(around[name])
 

@@ -34,11 +34,15 @@ def report(runs: Positional[tuple[Path, ...]], out: Path | None = None) -> Text:
     """
     require(bool(runs), "expected the folder of a run, got none; try gristmill report OUT")
     first = runs[0]
-    # a comparison leaves the first run's own page as it is
-    target = out or first / ("comparison.html" if len(runs) > 1 else "report.html")
+    file = "report.html"
+    if len(runs) > 1:  # a comparison leaves the first run's own page as it is
+        file = "comparison.html"
+    target = out or first / file
     if is_training_run(first) or len(runs) > 1:
         training_runs = read_training_runs(runs)
-        title = ", ".join(run.name for run in training_runs) if len(runs) > 1 else first.resolve().name
+        title = first.resolve().name
+        if len(runs) > 1:
+            title = ", ".join(run.name for run in training_runs)
         write_file(target, page(f"gristmill: {title}", training_sections(training_runs, title)))
     elif is_data_run(first):
         write_file(target, page(f"gristmill: {first.name}", sections(read_data_run(first))))
