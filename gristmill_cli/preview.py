@@ -25,8 +25,9 @@ from gristmill.wording import count_of
 from gristmill_cli.run_check import scan_inputs
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.normalize_text import document_steps
+from preprocessing.quality.bounds import Bounds, LanguageBounds
 from preprocessing.quality.measures import TextMeasures
-from preprocessing.quality.recipe import LANGUAGE, Bounds, LanguageBounds, Recipe, load_recipe
+from preprocessing.quality.recipe import LANGUAGE, Recipe, load_recipe
 from preprocessing.scoring.score_choice import parse_bands
 from preprocessing.steps.model_score import ScoreOptions, score_steps, tables_after
 from preprocessing.steps.recipe_rules import RecipeRules

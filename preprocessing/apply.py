@@ -154,7 +154,9 @@ def _try_alone(loaded: "DocumentFunction", name: str, part: Slice, errors: Mappi
     for row, times in suspected_rows(part.label).items():
         if row in errors or row == READING:
             continue
-        first = row if times == 1 else max(part.first_row, row - _MAX_SEARCHED)
+        first = row
+        if times > 1:
+            first = max(part.first_row, row - _MAX_SEARCHED)
         for document in read_documents(part, Counts({}, []), Rejects(None)):
             at = document.key.row
             if at > row:
@@ -278,11 +280,11 @@ class _Call:
             for document in self.run(function):
                 size, line = self.encode(document)
                 sink.write(line)
+                before = document.read_bytes
                 if document.is_further_part:
                     self.counts.add(self.part.source, PARTS, size)
-                self.counts.add_written(
-                    self.part.source, size, size if document.is_further_part else document.read_bytes
-                )
+                    before = size
+                self.counts.add_written(self.part.source, size, before)
         if self.dropped.documents:
             reason = f"dropped by {self.short_name}"
             self.counts.add(self.part.source, reason, self.dropped.bytes, self.dropped.documents)
@@ -292,11 +294,9 @@ class _Call:
         try:
             documents: object = function(self.given)
             if not isinstance(documents, Iterable):
-                got = (
-                    "yields nothing: it returned None"
-                    if documents is None
-                    else f"returned a {type(documents).__name__}"
-                )
+                got = f"returned a {type(documents).__name__}"
+                if documents is None:
+                    got = "yields nothing: it returned None"
                 raise UsageError(f"{self.name} {got}; expected {_FORM}")
             for document in documents:
                 self._check(document)
@@ -321,7 +321,9 @@ class _Call:
         before = self.yielded[offset]
         is_part = document.number is not None
         if before == _WHOLE or (before and not is_part) or (offset, document.number) in self.parts:
-            what = f"part {document.number} of {document.key}" if is_part else str(document.key)
+            what = str(document.key)
+            if is_part:
+                what = f"part {document.number} of {what}"
             raise UsageError(
                 f"{self.name} yielded {what} twice: expected each document at most once, or each of its parts "
                 "(document.part). (Copies are made by weights, when the corpus is mixed.)"
@@ -337,9 +339,9 @@ class _Call:
         """Return the size of a document's text, and its record as a line of JSON. UsageError if it has none."""
         try:
             self._join_texts(document)
-            return utf8_size(document.text), _ENCODER.encode_lines(
-                ({k: _plain(v) for k, v in document.fields.items()},)
-            )
+            size = utf8_size(document.text)
+            record = {name: _plain(value) for name, value in document.fields.items()}
+            return size, _ENCODER.encode_lines((record,))
         except (UnicodeEncodeError, AttributeError, TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"{self.name} yielded {document.key}, which cannot be written as JSON: {error}") from error
 
@@ -347,7 +349,9 @@ class _Call:
         """Make `document.text` and the field with the text one, whichever of them the function set."""
         column = document.text_column
         text = document.text
-        stored = document.value(column) if column in document.fields else text
+        stored = text
+        if column in document.fields:
+            stored = document.value(column)
         for given in (text, stored):
             if not isinstance(given, str):
                 raise UsageError(f"{self.name} yielded {document.key} with a text of type {type(given).__name__}")
@@ -355,7 +359,8 @@ class _Call:
             raise UsageError(
                 f"{self.name} yielded {document.key} with one text in `text` and another in fields[{column!r}]: set one"
             )
-        document.text = stored if text == document.original else text
+        if text == document.original:
+            document.text = stored
         if stored != document.text or column not in document.fields:
             document.fields[column] = document.text
 
@@ -367,7 +372,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value):
             return _NAN
-        return _INFINITY if value > 0 else _MINUS_INFINITY
+        if value > 0:
+            return _INFINITY
+        return _MINUS_INFINITY
     if isinstance(value, (np.generic, np.ndarray)):
         return _plain(value.tolist())
     if isinstance(value, (list, tuple)):

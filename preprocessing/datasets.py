@@ -76,18 +76,18 @@ def source_amounts(
     Raises UsageError for both, or weights with them; for tokens without a tokenizer, or it alone; for a source that the
     corpus does not have, and an amount that is not above 0.
     """
-    unit, given = ("tokens", by_tokens) if by_tokens else ("bytes", by_bytes)
+    unit = "bytes"
+    given = by_bytes
+    if by_tokens:
+        unit = "tokens"
+        given = by_tokens
     require(not (by_bytes and by_tokens), "--bytes and --tokens are both given: expected one of them")
     require(
         not (given and weights),
         f"--{unit} and --weights are both given: expected one of them; a source without an amount is read once",
     )
-    require(
-        bool(by_tokens) == bool(tokenizer),
-        "--tokens needs --tokenizer, to count them by: give both"
-        if by_tokens
-        else "--tokenizer has no effect without --tokens: give both",
-    )
+    require(not by_tokens or bool(tokenizer), "--tokens needs --tokenizer, to count them by: give both")
+    require(not tokenizer or bool(by_tokens), "--tokenizer has no effect without --tokens: give both")
     amounts = _read(given, unit)
     _reject_unknown(amounts, sorted(sources), unit)
     for source, amount in amounts.items():
@@ -102,11 +102,14 @@ def source_amounts(
 def _read(given: Mapping[str, float] | str, option: str) -> Mapping[str, float]:
     if not isinstance(given, str):
         return given
-    return _from_toml(Path(given), option) if given.endswith(".toml") else parse_weights(given, option)
+    if given.endswith(".toml"):
+        return _from_toml(Path(given), option)
+    return parse_weights(given, option)
 
 
 def _reject_unknown(given: Iterable[str], sources: Sequence[str], option: str) -> None:
-    if unknown := sorted(set(given) - set(sources)):
+    unknown = sorted(set(given) - set(sources))
+    if unknown:
         raise UsageError(
             f"--{option} names {', '.join(map(repr, unknown))}: the corpus has the sources "
             f"{', '.join(map(repr, sources))}; give {option} of these only"
@@ -120,7 +123,10 @@ def shares_table(weights: Mapping[str, float], counts: Counts, amounts: Amounts 
     Where amounts were asked for, they are there, too, and the bytes that were written.
     """
     table = Table("source", "weight", title="shares of the mix (requested → realised)", box=None, pad_edge=False)
-    for name in ("documents", "by documents", "by bytes", *([amounts.unit] if amounts.of else [])):
+    columns = ["documents", "by documents", "by bytes"]
+    if amounts.of:
+        columns.append(amounts.unit)
+    for name in columns:
         table.add_column(name, justify="right")
     requested = dict[str, tuple[float, float]]()  # documents and bytes
     for source, weight in weights.items():
@@ -137,8 +143,10 @@ def shares_table(weights: Mapping[str, float], counts: Counts, amounts: Amounts 
             f"{_share(size, bytes_requested)} → {_share(written.bytes, total.bytes)}",
         ]
         if source in amounts.of:
-            realised = "" if amounts.tokenizer else f" → {written.bytes:,}"
-            cells.append(f"{amounts.of[source]:,.0f}{realised}")
+            amount = f"{amounts.of[source]:,.0f}"
+            if not amounts.tokenizer:
+                amount += f" → {written.bytes:,}"
+            cells.append(amount)
         table.add_row(Text(source), f"{weight:g}", f"{written.documents:,}", *cells)
     return table
 
@@ -157,7 +165,7 @@ def mixed_tally(counts: Counts, source: str | None = None) -> Tally:
 
 
 def kept_by_mix(counts: Counts, source: str) -> tuple[int, int]:
-    """(documents, bytes) of a source that weights apply to: not dropped as short, duplicate, malformed or skipped."""
+    """Return the documents and bytes of a source that weights apply to: not short, duplicate, malformed or skipped."""
     read = counts.total(READ, source)
     documents = read.documents
     size = read.bytes
@@ -178,9 +186,13 @@ def parse_weights(text: str, option: str = "weights") -> dict[str, float]:
     {'book': 2.5, 'stories, old': 1.0, 'lang=de': 3.0}
     """
     try:
-        parts = [part.rpartition("=") for part in next(csv.reader([text], skipinitialspace=True), []) if part.strip()]
-        names = [name.strip() for name, _, _ in parts]
-        weights = {name: float(weight) for name, (_, _, weight) in zip(names, parts, strict=True)}
+        names = list[str]()
+        weights = dict[str, float]()
+        for part in next(csv.reader([text], skipinitialspace=True), []):
+            if part.strip():
+                name, _, weight = part.rpartition("=")
+                names.append(name.strip())
+                weights[name.strip()] = float(weight)
     except (ValueError, csv.Error):
         names = []
         weights = {}
@@ -194,7 +206,8 @@ def parse_weights(text: str, option: str = "weights") -> dict[str, float]:
 
 def _from_toml(path: Path, option: str) -> dict[str, float]:
     try:
-        return {name: _number(weight) for name, weight in tomllib.loads(path.read_text(encoding="utf-8")).items()}
+        weights = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {name: _number(weight) for name, weight in weights.items()}
     except (OSError, tomllib.TOMLDecodeError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f'--{option} {path}: expected a TOML file of lines such as `book = 2.5` or `"my books" = 2` ({error})'

@@ -205,11 +205,12 @@ def list_benchmarks(against: Sequence[Path], template: str = ALL_FIELDS) -> list
             assert info is not None
             require(info.size > 0, f"--against {path}: expected items, a record each, got an empty file")
             files.append(CorpusFile(path, path.name, info.size, template))
-        elif tasks := task_files_in(path):
+        else:
+            tasks = task_files_in(path)
             for task in tasks:
                 files += list_task(task, template)
-        else:
-            files += list_corpus(path, f"{path.name}/", template)
+            if not tasks:
+                files += list_corpus(path, f"{path.name}/", template)
     files_of_names = Counter(file.name for file in files)
     twice = [name for name, count in files_of_names.items() if count > 1]
     if twice:
@@ -238,15 +239,17 @@ def _find_common(
 
     def count(groups: list[SliceGroup]) -> Iterable[Task]:
         for group in groups:
-            outputs = CommonFiles(*(run.work / kind / f"{group[0].label}.npy" for kind in CommonFiles._fields))
-            yield Task.on_slices(group, count_documents, {"index": index, "near": near, "outputs": outputs}, outputs)
+            name = f"{group[0].label}.npy"
+            outputs = CommonFiles(run.work / "ngrams" / name, run.work / "items" / name)
+            arguments = {"index": index, "near": near, "outputs": outputs}
+            yield Task.on_slices(group, count_documents, arguments, outputs)
 
     counted: StepResult = read_slices(run, "ngrams", cut_raw_corpus(run, files), count)
-    paths = CommonFiles(*(run.work / f"common.{kind}.npy" for kind in CommonFiles._fields))
+    paths = CommonFiles(run.work / "common.ngrams.npy", run.work / "common.items.npy")
     tasks = list[Task]()
     for number, path in enumerate(paths):
-        outputs = FileSet(tuple(run.ledger.path(record.outputs[number]) for record in counted.records))
-        arguments = {"counted": outputs, "min_documents": common, "output": path}
+        of_tasks = tuple(run.ledger.path(record.outputs[number]) for record in counted.records)
+        arguments = {"counted": FileSet(of_tasks), "min_documents": common, "output": path}
         tasks.append(Task(path.stem, find_common, arguments, (path,)))
     run.step("common", tasks)
     return paths
@@ -275,8 +278,8 @@ def find_common(counted: FileSet, min_documents: int, output: Path) -> None:
     """Task: write the keys that `min_documents` documents or more have, ascending."""
     total = np.empty(0, _KEY_COUNT)
     for start in range(0, len(counted.paths), 64):  # the sum has the benchmarks' keys at most
-        parts = [total, *(np.load(path) for path in counted.paths[start : start + 64])]
-        both = np.concatenate(parts)
+        parts = [np.load(path) for path in counted.paths[start : start + 64]]
+        both = np.concatenate([total, *parts])
         keys, places = np.unique(both["key"], return_inverse=True)
         total = np.empty(len(keys), _KEY_COUNT)
         total["key"] = keys
@@ -299,7 +302,7 @@ def search_slices(
     """Task: write the documents of each slice, those with an item as the policy has it, and a table of the places."""
     counts = Counts({}, [])
     places = list[tuple[Any, ...]]()
-    benchmarks = Benchmarks(index, near, *([] if common is None else map(np.load, common)))
+    benchmarks = _open_benchmarks(index, near, common)
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
@@ -307,7 +310,9 @@ def search_slices(
                 with _memory_for(document):
                     words: TextWords = find_words(document.text)
                     matches = benchmarks.find(words, min_ngrams)
-                text = _cut(document.text, matches, margin) if matches and policy == "cut" else document.text
+                text = document.text
+                if matches and policy == "cut":
+                    text = _cut(text, matches, margin)
                 is_removed = bool(matches) and (policy == "drop" or not text)
                 places += ((*_row(document, benchmarks, match), is_removed) for match in matches)
                 if is_removed:
@@ -320,10 +325,20 @@ def search_slices(
     return counts
 
 
+def _open_benchmarks(index: IndexFiles, near: float, common: CommonFiles | None) -> Benchmarks:
+    """Return an index without what is common, if that was looked for."""
+    if common is None:
+        return Benchmarks(index, near)
+    return Benchmarks(index, near, np.load(common.ngrams), np.load(common.items))
+
+
 def write_report(table: Path, common: CommonFiles | None, summary: dict[str, IndexSummary], report: Path) -> None:
     """Task: count what was found, from the table of all places."""
     benchmarks = {name: BenchmarkReport(*index, 0, {}, 0, {}) for name, index in summary.items()}
-    known = Report(benchmarks, *([0, 0] if common is None else (len(np.load(path)) for path in common)))
+    known = Report(benchmarks, 0, 0)
+    if common is not None:
+        known.common_ngrams = len(np.load(common.ngrams))
+        known.common_items = len(np.load(common.items))
     items = defaultdict[str, set[str]](set)  # of each benchmark, that were found
     exact_items = defaultdict[str, set[str]](set)
     for document in _documents_in(table):
@@ -332,7 +347,9 @@ def write_report(table: Path, common: CommonFiles | None, summary: dict[str, Ind
             exact = {row["item"] for row in rows if row["match"] == EXACT}
             items[name].update(row["item"] for row in rows)
             exact_items[name] |= exact
-            by_source = benchmarks[name].documents if exact else benchmarks[name].near_documents
+            by_source = benchmarks[name].near_documents
+            if exact:
+                by_source = benchmarks[name].documents
             source = rows[0]["source"]
             by_source[source] = by_source.get(source, 0) + 1
     for name, benchmark in benchmarks.items():

@@ -79,7 +79,9 @@ def judge_slices(
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
-                url = str(document.value(field) or "") if field else ""
+                url = ""
+                if field:
+                    url = str(document.value(field) or "")
                 size = document.read_bytes
                 label, score = recipe.language_of(document.value)
                 decision = recipe.judge(document.text, splitter, url, label, score)

@@ -96,7 +96,9 @@ def import_tokens(
     require(dtype in ("", *DTYPES), f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
     target = parse_size(shard_size, "--shard_size")
     _check_vocabulary(tokenizer, vocab_size)
-    file = find_usable_tokenizer(tokenizer, [out_dir]) if tokenizer else None
+    file: Path | None = None
+    if tokenizer:
+        file = find_usable_tokenizer(tokenizer, [out_dir])
     files = find_token_files(tokens, column, dtype)
     with open_stage(STAGE, out_dir, options, reads=[tokens], publishes=[out_dir]) as run:
         remove_unrecorded_shards(run, out_dir)
@@ -106,7 +108,9 @@ def import_tokens(
             read = run.step("tokenizer", [Task("tokenizer", read_vocabulary, arguments)])
             vocabulary = read.values(_Vocabulary)[0]
         else:
-            vocabulary = _Vocabulary(vocab_size, _parse_id("bos", bos, vocab_size), _parse_id("eos", eos, vocab_size))
+            begin = _parse_id("bos", bos, vocab_size)
+            end = _parse_id("eos", eos, vocab_size)
+            vocabulary = _Vocabulary(vocab_size, begin, end)
         stored = _stored_dtype(files, vocabulary.size)
         rule = ImportRule(vocabulary.begin, vocabulary.end, vocabulary.size, stored.name, stream)
         imported = run.step("import", _import_tasks(files, rule, out_dir, target, copy))
@@ -163,7 +167,10 @@ def _import_tasks(
     """Yield the task of each shard: of one file that is not copied, or of consecutive ones up to `target` bytes."""
     dtype = np.dtype(rule.dtype)
     is_linked = not copy and all(file.is_usable_as(dtype) for file in files)
-    plan = [[number] for number in range(len(files))] if is_linked else plan_token_shards(_sizes(files), target)
+    if is_linked:
+        plan = [[number] for number in range(len(files))]
+    else:
+        plan = plan_token_shards([file.size for file in files], target)
     for number, group in enumerate(plan):
         prefix = out_dir / shard_name(number)
         outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
@@ -172,18 +179,16 @@ def _import_tasks(
         yield Task(prefix.name, import_files, arguments, outputs, sum(file.size for file in some))
 
 
-def _sizes(files: Sequence[TokenFile]) -> list[int]:
-    return [file.size for file in files]
-
-
 def _manifest_task(
     imported: StepResult, vocabulary: _Vocabulary, rule: ImportRule, tokenizer: Path | None, out_dir: Path
 ) -> Task:
     """Return the task that writes the manifest, data_path.txt and a copy of the tokenizer."""
     manifest = out_dir / MANIFEST
     data_path = out_dir / DATA_PATH
-    originals = [tokenizer, *companions_of(tokenizer)] if tokenizer else []
-    copies = [(path, out_dir / path.name) for path in originals]
+    copies = list[tuple[Path, Path]]()  # of the tokenizer's files
+    if tokenizer:
+        for path in (tokenizer, *companions_of(tokenizer)):
+            copies.append((path, out_dir / path.name))
     arguments = {
         "reports": imported.values(ImportReport), "vocabulary": vocabulary, "dtype": rule.dtype, "copies": copies,
         "manifest": manifest, "data_path": data_path,
@@ -206,9 +211,15 @@ def write_manifest(
     for original, copy in copies:
         with atomic_write(copy) as temporary:
             temporary.write_bytes(original.read_bytes())
-    path = copies[0][1].name if copies else ""
-    end = vocabulary.end if any(report.ended for report in reports) else -1
-    begin = vocabulary.begin if any(report.begun for report in reports) else -1
+    path = ""
+    if copies:
+        path = copies[0][1].name
+    end = -1
+    if _ended(reports):
+        end = vocabulary.end
+    begin = -1
+    if _begun(reports):
+        begin = vocabulary.begin
     tokenizer = TokenizerRecord(path, vocabulary.sha256, vocabulary.size, end, begin)
     sources: dict[str, SourceRecord] = {}
     for report in reports:
@@ -225,7 +236,9 @@ def _print_notes(files: Sequence[TokenFile], reports: Sequence[ImportReport], ru
     linked = sum(report.linked != "" for report in reports)
     symbolic = sum(report.linked == "symbolic" for report in reports)
     if linked:
-        how = "symbolic links to the originals, which must stay where they are" if symbolic else "hard links"
+        how = "hard links"
+        if symbolic:
+            how = "symbolic links to the originals, which must stay where they are"
         _note(f"{count_of(linked, 'file')} not copied ({how}); do not change the originals, or try --copy")
     is_stream = rule.is_stream or any(file.layout == "raw" for file in files)
     if is_stream and rule.begin < 0 and rule.end < 0:

@@ -38,8 +38,9 @@ def is_short(text: str, threshold: int, unit: SizeUnit = "character") -> bool:
 
 
 def _count_kept(text: str) -> int:
-    """How many characters of a text its matching form has for certain: those of 16 bits that it does not drop."""
-    return int(np.count_nonzero(_is_kept()[np.frombuffer(text.encode("utf-16-le", "surrogatepass"), np.uint16)]))
+    """Return how many characters of a text its matching form has for certain: those of 16 bits that it keeps."""
+    units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), np.uint16)
+    return int(np.count_nonzero(_is_kept()[units]))
 
 
 @lru_cache

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -90,19 +90,26 @@ def normalize_text(
         for folder, part in corpora:
             reads.setdefault(folder, []).extend(paths_of(part.files))
         targets = plan_targets(files, target_dir, zst)
-        chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
+        chosen = files
+        part_name = ""
+        if idx >= 0:
+            chosen = files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
+            part_name = f"idx{idx}"
         if not chosen:
             last = (len(files) - 1) // FILES_PER_INDEX
             raise UsageError(f"--idx {idx}: {data_dir} has {len(files)} files, so expected 0 to {last}")
-        more: tuple[str, ...] = ("ftfy",) if ftfy else ()
-        more += web_libraries(file.name for file in files)
-        stage = replace(STAGE, libraries=(*STAGE.libraries, *more))
+        libraries = [*STAGE.libraries]
+        if ftfy:
+            libraries.append("ftfy")
+        libraries += web_libraries(file.name for file in files)
+        stage = replace(STAGE, libraries=tuple(libraries))
+        arguments: dict[str, Any] = {"ftfy": ftfy}
+        if sources:
+            arguments["written_as"] = text_column
         with open_stage(
-            stage, target_dir, options, reads=reads, publishes=[target_dir],
-            part=f"idx{idx}" if idx >= 0 else "", inputs_vary=bool(sources),
-        ) as run:  # fmt: skip
+            stage, target_dir, options, reads=reads, publishes=[target_dir], part=part_name, inputs_vary=bool(sources)
+        ) as run:
             reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
-            arguments = {"ftfy": ftfy} | ({"written_as": text_column} if sources else {})
             counts = rewrite_corpus(run, "normalize", chosen, targets, normalize_slices, arguments).counts
             if idx <= 0:  # once for all blocks
                 counts.merge(run.note("files that are not read", corpus.count_unread()))
@@ -119,7 +126,9 @@ def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool, w
             for document in read_documents(part, counts, Rejects(output)):
                 before = document.read_bytes
                 text = fix(document.text)
-                size = before if text == document.text else utf8_size(text)
+                size = before
+                if text != document.text:
+                    size = utf8_size(text)
                 document.replace_text(text)
                 if written_as:
                     document.rename_text(written_as)

@@ -92,10 +92,13 @@ def prepare(
         reads = dict[Path, list[Path]]()
         for folder, listed in corpora:
             reads.setdefault(folder, []).extend(paths_of(listed.files))
-        targets = plan_targets(corpus.files, documents_dir, zst) if documents_dir else {}
+        targets: Targets = {}
+        publishes = [facts_dir]
+        if documents_dir:
+            targets = plan_targets(corpus.files, documents_dir, zst)
+            publishes = [documents_dir, facts_dir]
         names = {name: path.relative_to(written_to).as_posix() for name, path in targets.items()}
         files = sorted(corpus.files, key=lambda file: names.get(file.name, file.name))  # in the order of keys
-        publishes = [documents_dir, facts_dir] if documents_dir else [facts_dir]
         version = stage_of(stage, steps, files)
         more = [removed] if removed else []
         with open_stage(
@@ -105,7 +108,10 @@ def prepare(
                 reject_unknown_files(documents_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
             written_as = text_column if sources else ""
             plan = PassPlan(run, facts_dir, steps, names, sums, written_as, sets_aside=max_failed > 0)
-            done = plan.write_documents(files, targets) if documents_dir else plan.only_note(files)
+            if documents_dir:
+                done = plan.write_documents(files, targets)
+            else:
+                done = plan.only_note(files)
             counts = done.counts
             facts = plan.finish_facts(done)
             if removed:
@@ -113,7 +119,10 @@ def prepare(
                 run.step("removed", [Task("removed", list_removed, arguments, (removed,))])
             counts.check_failed(stage.name, max_failed, removed)
             counts.merge(run.note("files that are not read", corpus.count_unread()))
-            totals = {name: sum(group.sums[name] for group in done.values(GroupNotes)) for name in sums}
+            totals = dict.fromkeys(sums, 0)
+            for group in done.values(GroupNotes):
+                for name in sums:
+                    totals[name] += group.sums[name]
             return run.finish(counts), totals
 
 
@@ -194,7 +203,9 @@ class PassPlan:
             target = self.facts_dir / f"{record.task}{SUFFIX}"
             if self._is_temporary(written):
                 slices = [self._moved(part, ends) for part in slices]
-                first = slices[0].first if slices else 0
+                first = 0
+                if slices:
+                    first = slices[0].first
                 arguments = {"facts": written, "first": first, "output": target}
                 numbering.append(Task(record.task, number_rows, arguments, (target,)))
             records = sum(note.records for note in notes.slices)
@@ -221,7 +232,8 @@ class PassPlan:
         return ", ".join(step.foreign for step in self.steps if step.foreign)
 
     def _names_of(self, group: SliceGroup) -> dict[str, Any]:
-        of_group: dict[str, Any] = {"names": tuple(self.names.get(part.name, part.name) for part in group)}
+        names = tuple(self.names.get(part.name, part.name) for part in group)
+        of_group: dict[str, Any] = {"names": names}
         if self.drops:
             of_group["drops"] = self.drops[files_of(group)]
         return of_group
@@ -230,7 +242,8 @@ class PassPlan:
         """Return where a task writes facts: first to a temporary file, if rows are to be counted from another slice."""
         label = group[0].label
         facts = self.facts_dir / f"{label}{SUFFIX}"
-        vectors = {name: vector_path(facts, name) for name in split_facts(self.steps)[1]}
+        _, lengths_of_vectors = split_facts(self.steps)
+        vectors = {name: vector_path(facts, name) for name in lengths_of_vectors}
         if self.names and is_piece(group[0]):
             facts = self.run.work / "facts" / f"{label}{SUFFIX}"
         return {"facts": facts, **vectors}

@@ -135,7 +135,9 @@ def tokenize_chats(
     source = TemplateSource.find(path, template)
     ChatTemplate.of(source)
     files = list_chats(chats, messages)
-    reads = {chats: paths_of(files)} if is_folder(chats) else [chats]
+    reads: dict[Path, list[Path]] | list[Path] = [chats]
+    if is_folder(chats):
+        reads = {chats: paths_of(files)}
     with open_stage(stage_of(STAGE, path), out_dir, options, reads=reads, publishes=[out_dir]) as run:
         remove_unrecorded_shards(run, out_dir, _SUFFIXES)
         reject_unknown_files(out_dir, (), _SUFFIXES, run.ledger)

@@ -121,9 +121,10 @@ def train_tokenizer(
             slices = cut_raw_corpus(run, files)
             sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed, whole))
             sampled.counts.check_malformed(STAGE.name, options.max_malformed)
+        samples = tuple(run.ledger.path(record.outputs[0]) for record in sampled.records)
         arguments = {
-            "samples": FileSet(tuple(run.ledger.path(record.outputs[0]) for record in sampled.records)), "model": model,
-            "vocab_size": vocab_size, "model_type": model_type, "exact": exact,
+            "samples": FileSet(samples), "model": model, "vocab_size": vocab_size, "model_type": model_type,
+            "exact": exact,
         }  # fmt: skip
         megabytes = sum(record.outputs[0].size for record in sampled.records) / 1e6
         notice = f"training {vocab_size:,} pieces on {megabytes:,.1f} MB of text; 64 MB take about 20 seconds"
@@ -133,12 +134,16 @@ def train_tokenizer(
 
 def model_name(model_type: str) -> str:
     """Return the name of the file of a tokenizer of this type."""
-    return "tokenizer.json" if model_type == "byte-bpe" else "tokenizer.model"
+    if model_type == "byte-bpe":
+        return "tokenizer.json"
+    return "tokenizer.model"
 
 
 def special_tokens(model_type: str) -> dict[str, str]:
     """Return the tokens of a tokenizer of this type that begin and end a document, by "bos" and "eos"."""
-    return {"eos": END_OF_TEXT} if model_type == "byte-bpe" else {"bos": "<s>", "eos": "</s>"}
+    if model_type == "byte-bpe":
+        return {"eos": END_OF_TEXT}
+    return {"bos": "<s>", "eos": "</s>"}
 
 
 def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, seed: int) -> None:
@@ -161,7 +166,7 @@ def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, se
 
 def _sample_tasks(run: StageRun, groups: list[SliceGroup], budget: int, seed: int, whole: bool) -> Iterator[Task]:
     """Yield a task for each group of slices; each slice has its share of the budget."""
-    total = sum(part.size for group in groups for part in group) or 1
+    total = sum(sum(part.size for part in group) for group in groups) or 1
     for group in groups:
         output = run.work / "sample" / f"{group[0].label}.txt"
         budgets = tuple(max(1, budget * part.size // total) for part in group)

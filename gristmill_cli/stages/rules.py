@@ -10,7 +10,8 @@ from gristmill.engine.staleness.ledger import Ledger
 from gristmill.errors import GristmillError, UsageError
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.odd_files import counts_by_file, odd_languages
-from preprocessing.quality.recipe import Bounds, load_recipe, read_recipe
+from preprocessing.quality.bounds import Bounds
+from preprocessing.quality.recipe import load_recipe, read_recipe
 
 _SHOWN_DIGITS = 12  # of the SHA-256 of a recipe's rules
 

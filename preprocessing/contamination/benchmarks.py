@@ -8,7 +8,6 @@ import unicodedata
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -113,7 +112,7 @@ def write_index(files: Sequence[CorpusFile], index: IndexFiles, near: bool) -> d
                     before = len(lengths)
                     for text in texts:
                         words = find_words(text).hashes
-                        keys = _keys(words, LENGTH) if len(words) >= LENGTH else _keys(words, SHORTEST)[:1]
+                        keys = _exact_keys(words)
                         if len(keys):
                             sorter.add(_ngrams(keys, len(lengths)))
                             if near and len(words) >= LENGTH:
@@ -143,15 +142,26 @@ def write_index(files: Sequence[CorpusFile], index: IndexFiles, near: bool) -> d
 def _write_rows(writer: pa.ipc.RecordBatchFileWriter, rows: list[tuple[str, str, str]]) -> None:
     """Write rows of items, and forget them."""
     if rows:
-        columns = zip(zip(*rows, strict=True), _ITEMS, strict=True)
-        writer.write_batch(pa.record_batch([pa.array(values, field.type) for values, field in columns], schema=_ITEMS))
+        columns = list[pa.Array]()
+        for values, field in zip(zip(*rows, strict=True), _ITEMS, strict=True):
+            columns.append(pa.array(values, field.type))
+        writer.write_batch(pa.record_batch(columns, schema=_ITEMS))
         rows.clear()
+
+
+def _exact_keys(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the keys of an item's exact n-grams; of a short item that of its beginning, as it is found as a whole."""
+    if len(words) >= LENGTH:
+        return _keys(words, LENGTH)
+    return _keys(words, SHORTEST)[:1]
 
 
 def _ngrams(keys: NDArray[np.uint64], item: int, mark: int = 0) -> NDArray:
     """Return the n-grams of an item for the sorter, by the words where they begin."""
     ngrams = np.empty(len(keys), _NGRAM)
-    ngrams["key"], ngrams["item"], ngrams["word"] = keys, item, np.arange(len(keys)) | mark
+    ngrams["key"] = keys
+    ngrams["item"] = item
+    ngrams["word"] = np.arange(len(keys)) | mark
     return ngrams
 
 
@@ -160,22 +170,27 @@ def _write_ngrams(
 ) -> NDArray[np.int64]:
     """Write sorted n-grams but for those of too many items, and the sizes of items, which have `lengths` words.
 
-    Of each file, which has its first item, how many n-grams are left out, exact and near (files, 2). The n-grams of a
-    key are looked at together: the last key of a block waits for the next one.
+    Return how many n-grams of each file, exact and near, are left out (files, 2); `firsts` are the files' first items.
+    The n-grams of a key are looked at together: the last key of a block waits for the next one.
     """
     shared = np.zeros((len(firsts), 2), np.int64)
     held = np.empty(0, _NGRAM)
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     covered = np.zeros(int(lengths.sum()), np.uint8)  # of each word of all items, whether a near n-gram has it
-    with ExitStack() as stack:
-        keys, entries = (
-            stack.enter_context(stack.enter_context(atomic_write(path)).open("wb"))
-            for path in (index.keys, index.entries)
-        )
+    with (
+        atomic_write(index.keys) as keys_path,
+        keys_path.open("wb") as keys,
+        atomic_write(index.entries) as entries_path,
+        entries_path.open("wb") as entries,
+    ):
         for block in chain(blocks, [None]):
-            table = held if block is None else np.concatenate([held, block])
-            end = len(table) if block is None else int(np.searchsorted(table["key"], table["key"][-1]))
-            table, held = table[:end], table[end:].copy()
+            table = held
+            end = len(held)
+            if block is not None:
+                table = np.concatenate([held, block])
+                end = int(np.searchsorted(table["key"], table["key"][-1]))
+            held = table[end:].copy()
+            table = table[:end]
             table = table[_differs(table["key"]) | _differs(table["item"])]  # the first of an item's equal n-grams
             is_shared = _is_shared(table)
             is_near = table["word"] >= _NEAR
@@ -187,10 +202,12 @@ def _write_ngrams(
                 covered[places[is_near & ~is_shared] + word] = 1
             keys.write(np.ascontiguousarray(table["key"][~is_shared]).data)
             written = np.empty(int((~is_shared).sum()), ENTRY)
-            written["item"], written["word"] = table["item"][~is_shared], table["word"][~is_shared]
+            written["item"] = table["item"][~is_shared]
+            written["word"] = table["word"][~is_shared]
             entries.write(written.view(np.uint8).data)
     sizes = np.empty(len(lengths), ITEM_SIZE)
-    sizes["words"], sizes["covered"] = lengths, np.add.reduceat(covered, starts, dtype=np.uint32)
+    sizes["words"] = lengths
+    sizes["covered"] = np.add.reduceat(covered, starts, dtype=np.uint32)
     atomic_write_bytes(index.sizes, sizes.tobytes())
     return shared
 
@@ -212,7 +229,7 @@ def check_items(files: Sequence[CorpusFile]) -> None:
 
 
 def _read_items(file: CorpusFile, output: Path) -> Iterator[tuple[str, list[str]]]:
-    """The key of each record and its texts in NFC, as a corpus has them: that of the template, or of each field."""
+    """Yield the key of each record and its texts in NFC, as a corpus has them: of the template, or of each field."""
     counts = Counts({}, [])
     (part,) = slices_at(file, ONE_SLICE)
     for document in read_documents(part, counts, Rejects(output)):
@@ -228,8 +245,9 @@ def _read_items(file: CorpusFile, output: Path) -> Iterator[tuple[str, list[str]
 def _reject_malformed(counts: Counts) -> None:
     faults = [reason for reason in counts.reasons if reason.startswith(MALFORMED)]
     if faults:
-        fields = "name the fields that there are, as in --template '{question} {choices}'"
-        advice = fields if NO_FIELD in faults[0] else "fix or remove the record"
+        advice = "fix or remove the record"
+        if NO_FIELD in faults[0]:
+            advice = "name the fields that there are, as in --template '{question} {choices}'"
         raise InputError(f"--against: {counts.examples[0]}; {advice}")
 
 
@@ -271,8 +289,10 @@ class Benchmarks:
         self.buckets = np.append(np.searchsorted(self.keys, edges), len(self.keys)).astype(np.int64)
         self.items = pa.ipc.open_file(pa.memory_map(str(index.items))).read_all()
         self.common = common
-        sizes = _mapped(index.sizes, ITEM_SIZE)
-        self.near = NearSearch(self.keys, self.entries, sizes, near, LENGTH, common_items) if near else None
+        self.near: NearSearch | None = None
+        if near:
+            sizes = _mapped(index.sizes, ITEM_SIZE)
+            self.near = NearSearch(self.keys, self.entries, sizes, near, LENGTH, common_items)
         self.words_of = lru_cache(_WORDS_HELD)(self._words_of)
 
     def keys_in(self, words: TextWords) -> NDArray[np.uint64]:
@@ -291,7 +311,8 @@ class Benchmarks:
         for match in matches:
             exact_matches[match.item].append(match)
         for near in self.find_near(words):
-            if not any(exact.start <= near.start and near.end <= exact.end for exact in exact_matches[near.item]):
+            exact_places = exact_matches[near.item]
+            if not any(exact.start <= near.start and near.end <= exact.end for exact in exact_places):
                 matches.append(near)
         return sorted(matches, key=lambda match: (match.start, match.item))
 
@@ -313,15 +334,18 @@ class Benchmarks:
             for start, end in _runs(at):
                 first = start - shift
                 count = end - start
-                # an item that is too short for an n-gram is looked for as a whole
-                last = start + len(self.words_of(item)) if length == SHORTEST else end + length - 1
+                last = end + length - 1
+                if length == SHORTEST:  # an item that is too short for an n-gram is looked for as a whole
+                    last = start + len(self.words_of(item))
                 if self.words_of(item)[first : last - shift] == words.spell(start, last):
                     ngrams[item].update(range(first, first + count))
                     covered[item].update(range(first, last - shift))
                     spans[item].append((int(words.starts[start]), int(words.ends[last - 1])))
-        for item in (item for item in spans if len(ngrams[item]) >= min_ngrams):
+        for item, spans_of_item in spans.items():
+            if len(ngrams[item]) < min_ngrams:
+                continue
             share = len(covered[item]) / len(self.words_of(item))
-            for span in _joined(spans[item]):
+            for span in _joined(spans_of_item):
                 yield Match(item, len(ngrams[item]), *span, share, near=False)
 
     def find_near(self, words: TextWords) -> Iterator[Match]:
@@ -352,7 +376,7 @@ class Benchmarks:
         return len(shared), len(covered)
 
     def _hits(self, words: TextWords) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]]:
-        """For each length of exact n-grams: it, the text's keys, where it has one of the index, and its entry."""
+        """Yield a length of exact n-grams, a text's keys, the positions of those in the index, and their entries."""
         for length in (LENGTH, SHORTEST):
             keys = _keys(words.hashes, length)
             entries = self._look_up(keys)
@@ -376,7 +400,9 @@ class Benchmarks:
 def _mapped(path: Path, dtype: np.dtype) -> NDArray:
     """Return the records of a file, whose pages all processes share."""
     with wrap_read_errors(path):
-        return np.asarray(np.memmap(path, dtype, "c")) if path.stat().st_size else np.empty(0, dtype)
+        if not path.stat().st_size:
+            return np.empty(0, dtype)
+        return np.asarray(np.memmap(path, dtype, "c"))
 
 
 def _runs(positions: list[int]) -> Iterator[tuple[int, int]]:

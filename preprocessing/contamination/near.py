@@ -71,7 +71,8 @@ class NearSearch:
         """Yield the places in a text, of whose n-grams (n) `entries` has the first entry in the index, or −1."""
         count = _count_items(entries, self.keys, self.items, self._counts, self._touched)
         touched = np.sort(self._touched[:count])
-        hits, self._counts[touched] = self._counts[touched], 0
+        hits = self._counts[touched]
+        self._counts[touched] = 0
         is_candidate = (self.need[touched] > 0) & (hits * NEAR_LENGTH >= self.need[touched])
         touched = touched[is_candidate]
         hits = hits[is_candidate]
@@ -79,7 +80,8 @@ class NearSearch:
             return
         room = np.minimum(hits, self.width[touched])
         sizes = 8 * (self.sizes["words"][touched] + 2 * room)
-        for batch in np.split(np.arange(len(touched)), np.flatnonzero(np.diff(np.cumsum(sizes) // _STATE_BYTES)) + 1):
+        batch_starts = np.flatnonzero(np.diff(np.cumsum(sizes) // _STATE_BYTES)) + 1
+        for batch in np.split(np.arange(len(touched)), batch_starts):
             yield from self._slide(entries, touched[batch], hits[batch], room[batch])
 
     def _slide(
@@ -87,18 +89,19 @@ class NearSearch:
     ) -> Iterator[NearPlace]:
         """Return the places of some candidates, of which the text has so many n-grams, and a window `room` at most."""
         windows = np.zeros(len(items), _WINDOW)
-        windows["need"], windows["width"], windows["room"], windows["span"] = (
-            self.need[items], self.width[items], room, -1
-        )  # fmt: skip
         words = self.sizes["words"][items].astype(np.int64)
-        windows["word"], windows["ring"] = np.cumsum(words) - words, np.cumsum(room) - room
+        windows["need"] = self.need[items]
+        windows["width"] = self.width[items]
+        windows["room"] = room
+        windows["span"] = -1
+        windows["word"] = np.cumsum(words) - words
+        windows["ring"] = np.cumsum(room) - room
         min_ngrams = -(-windows["need"] // NEAR_LENGTH)  # n-grams of a place, which are in no other place of the item
         spans = np.empty(int(np.sum(hits // np.maximum(1, min_ngrams))), _SPAN)
         self._slots[items] = np.arange(len(items))
-        count = _slide(
-            entries, self.keys, self.items, self.words, self._slots, windows, np.zeros(int(words.sum()), np.int64),
-            np.empty((int(room.sum()), 2), np.int64), spans,
-        )  # fmt: skip
+        state = np.zeros(int(words.sum()), np.int64)
+        rings = np.empty((int(room.sum()), 2), np.int64)
+        count = _slide(entries, self.keys, self.items, self.words, self._slots, windows, state, rings, spans)
         self._slots[items] = -1
         return (NearPlace(*span) for span in spans[:count].tolist())
 

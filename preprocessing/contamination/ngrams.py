@@ -120,12 +120,16 @@ def _fold_letter(letter: str) -> str:
     A character whose form would be several words stays as it is.
     """
     if letter.isascii():
-        return letter.lower() if letter.isalnum() else ""
+        if not letter.isalnum():
+            return ""
+        return letter.lower()
     decomposed = unicodedata.normalize("NFKD", letter)
     form = unicodedata.normalize("NFKD", decomposed.casefold())
     if all(map(_is_part, form)) and not any(map(_is_alone, form[1:])):
         return form
-    return letter if _is_part(letter) else ""
+    if _is_part(letter):
+        return letter
+    return ""
 
 
 def _is_part(letter: str) -> bool:
@@ -138,8 +142,11 @@ def _is_alone(letter: str) -> bool:
 
 
 def _entry(letter: str) -> int:
-    alone = _ALONE if _is_alone(letter) else 0
-    return alone | ord(letter) | (_MARK if unicodedata.combining(letter) and not alone else 0)
+    if _is_alone(letter):
+        return _ALONE | ord(letter)
+    if unicodedata.combining(letter):
+        return _MARK | ord(letter)
+    return ord(letter)
 
 
 def _fold_word(word: str) -> str:

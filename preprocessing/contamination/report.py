@@ -1,4 +1,4 @@
-"""What was found of benchmarks in a corpus: the report that decontaminate writes, and its names."""
+"""The report of decontaminate on the items of benchmarks that it found in a corpus, and the names of its files."""
 
 from pathlib import Path
 

@@ -68,7 +68,9 @@ def list_task(path: Path, template: str = ALL_FIELDS) -> list[CorpusFile]:
     files = _data_files(path, task)
     named = list[CorpusFile]()
     for file in files:
-        file_name = f"{name}/{file.name}" if len(files) > 1 else name + _suffixes(file.name)
+        file_name = f"{name}{_suffixes(file.name)}"
+        if len(files) > 1:
+            file_name = f"{name}/{file.name}"
         named.append(CorpusFile(file.path, file_name, file.size, texts))
     return named
 
@@ -90,8 +92,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"--against {path}: expected a task file of lm-eval, got broken YAML: {error}") from error
     if not isinstance(task, dict):
         raise InputError(f"--against {path}: expected a task file of lm-eval, got {type(task).__name__} in YAML")
-    included = task.get("include") or []
-    for other in [included] if isinstance(included, str) else included:
+    for other in _listed(task.get("include") or []):
         task = _read(path.parent / other) | task
     return task
 
@@ -104,8 +105,10 @@ def _fields(path: Path, key: str, template: Any) -> list[str]:
         raise UsageError(f"--against {path}: a task file needs Jinja: pip install pyyaml jinja2") from error
     if not isinstance(template, str):
         return []
+    if template.isidentifier():
+        return [template]
     if "{" not in template:
-        return [template] if template.isidentifier() else []
+        return []
     environment = Environment(autoescape=True)
     try:
         tree = environment.parse(template)
@@ -143,16 +146,22 @@ def _data_files(path: Path, task: dict[str, Any]) -> Sequence[CorpusFile]:
         local_files = [_local(path, name) for name in _listed(given)]
         require(bool(local_files), f"--against {path}: expected dataset_kwargs.data_files, got none")
         return local_files
-    if is_folder(folder := path.parent / where) or is_folder(folder := Path(where)):
-        root = folder
+    if is_folder(path.parent / where):
+        root = path.parent / where
+    elif is_folder(Path(where)):
+        root = Path(where)
     else:
         revision = options.get("revision") or task.get("revision")
-        root = Path(f"hf://datasets/{where}" + (f"@{revision}" if revision else ""))
+        if revision:
+            where += f"@{revision}"
+        root = Path(f"hf://datasets/{where}")
     files = list_corpus(root)
     config = str(task.get("dataset_name") or "")
     chosen = [file for file in files if _has(file.name, config) and _has(file.name, split)]
     if not chosen:
-        names = ", ".join(file.name for file in files[:_SHOWN]) + (", …" if len(files) > _SHOWN else "")
+        names = ", ".join(file.name for file in files[:_SHOWN])
+        if len(files) > _SHOWN:
+            names += ", …"
         raise UsageError(
             f"--against {path}: expected files of {' '.join(filter(None, (config, split)))} in {root}, got {names}; "
             f"try --against {root}/FOLDER --template '{{question}} {{choices}}'"
@@ -161,7 +170,9 @@ def _data_files(path: Path, task: dict[str, Any]) -> Sequence[CorpusFile]:
 
 
 def _listed(names: Any) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
+    if isinstance(names, str):
+        return [names]
+    return list(names)
 
 
 def _local(path: Path, name: str) -> CorpusFile:
@@ -175,11 +186,11 @@ def _local(path: Path, name: str) -> CorpusFile:
 
 
 def _has(name: str, part: str) -> bool:
-    """Whether a file's name has a part of it: `test` is in test-00000-of-00001.parquet, and not in latest.parquet."""
+    """Return whether a file's name has a part: `test` is in test-00000-of-00001.parquet, and not in latest.parquet."""
     return re.search(rf"(^|[/_.-]){re.escape(part)}([/_.-]|$)", name) is not None or not part
 
 
 def _suffixes(name: str) -> str:
     """Return the suffixes by which a file is read: .jsonl.zst."""
-    base = name.rpartition("/")[2]
-    return base[base.index(".") :] if "." in base else ""
+    _, dot, suffixes = name.rpartition("/")[2].partition(".")
+    return f"{dot}{suffixes}"

@@ -99,7 +99,9 @@ def _choose_band_epochs(
             band_weights[labels[band]] = weight * bands.weights[band]
         kept = sum(documents[label] for label in labels)
         mixed = sum(documents[label] * band_weights[label] for label in labels)
-        joined[source] = mixed / kept if kept else weight
+        joined[source] = weight
+        if kept:
+            joined[source] = mixed / kept
     ranks = {label: round(band_weights[label] % 1 * total) for label, total in documents.items()}
     limits = select_kth(run, "epochs", numbers, ranks, fan_in)
     epochs = dict[str, BandEpochs]()
@@ -107,8 +109,9 @@ def _choose_band_epochs(
     for source in weights:
         labels = [_band_label(source, band) for band in every]
         epochs[source] = tuple(SourceEpochs(int(band_weights[label]), limits.get(label)) for label in labels)
-        for name, label in reversed(list(zip(bands.names, labels, strict=True))):
-            shares.append(BandShare(source, name, band_weights[label], documents[label]))
+        for band in reversed(every):
+            label = labels[band]
+            shares.append(BandShare(source, bands.names[band], band_weights[label], documents[label]))
     return ChosenEpochs(joined, epochs, shares)
 
 
@@ -127,7 +130,8 @@ def write_epoch_numbers(group: GroupFacts, seed: int, by_tokens: bool, output: P
     for facts in group.load():
         kept = is_kept(facts, drops[facts.name].reasons(facts.rows))
         chunks.append(random_numbers(seed, "weight", facts.name, facts.rows)[kept])
-        amount += int((facts.tokens if by_tokens else facts.sizes)[kept].sum())
+        sizes = facts.tokens if by_tokens else facts.sizes
+        amount += int(sizes[kept].sum())
     write_numbers(output, np.concatenate(chunks))
     return Result(Counts({}, []), (sum(map(len, chunks)), amount))
 
@@ -145,11 +149,11 @@ def write_band_numbers(group: GroupFacts, seed: int, by_tokens: bool, outputs: l
             chosen = kept & (facts.bands == band)
             chunks[band].append(numbers[chosen])
             amounts[band] += int(sizes[chosen].sum())
-    for output, of_band in zip(outputs, chunks, strict=True):
+    measured = list[tuple[int, int]]()
+    for output, of_band, amount in zip(outputs, chunks, amounts, strict=True):
         write_numbers(output, np.concatenate(of_band))
-    return Result(
-        Counts({}, []), [(sum(map(len, of_band)), size) for of_band, size in zip(chunks, amounts, strict=True)]
-    )
+        measured.append((sum(map(len, of_band)), amount))
+    return Result(Counts({}, []), measured)
 
 
 def bands_table(bands: Sequence[BandShare]) -> Table:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +52,13 @@ def _join(pieces: Sequence[DecidedFile]) -> DecidedFile:
 
 def find_decisions(groups: Sequence[SliceGroup], manifest: MixManifest, mix_dir: Path) -> list[GroupDecisions]:
     """Return the decisions on each group of slices, which are those of all files of a corpus in order."""
-    slices = [part for group in groups for part in group]
-    ends = dict[str, int]()
-    for part, following in zip(slices, [*slices[1:], None], strict=True):
-        is_last = following is None or following.name != part.name
-        ends[part.label] = _NO_END if is_last else following.first_row  # type: ignore[union-attr]
+    slices = list[Slice]()
+    for group in groups:
+        slices += group
+    ends = {part.label: _NO_END for part in slices}
+    for part, following in pairwise(slices):
+        if following.name == part.name:
+            ends[part.label] = following.first_row
     files_of = dict[str, list[tuple[int, int, Path]]]()
     for file in manifest.files:
         for written in file.slices:
@@ -79,7 +82,9 @@ def open_mix(mix_dir: Path) -> tuple[MixManifest, list[Path]]:
 
 def reject_other_corpus(files: Sequence[CorpusFile], manifest: MixManifest, mix_dir: Path) -> None:
     """Raise InputError unless the corpus has the files that a mix decided on."""
-    named = {written.file for file in manifest.files for written in file.slices}
+    named = set[str]()
+    for file in manifest.files:
+        named.update(written.file for written in file.slices)
     odd = sorted(named ^ {file.name for file in files})
     if odd:
         raise InputError(

@@ -214,7 +214,10 @@ def decide_groups(
         reasons_of_files = []
         train_bytes = 0
         holdout_bytes = 0
-        names = np.array(group.bands.names if group.bands else [""], np.str_)
+        band_names = [""]
+        if group.bands:
+            band_names = list(group.bands.names)
+        names = np.array(band_names, np.str_)
         for drawn in _draw_copies(group, epochs[group.source], seed):
             decided, reasons = _decide(drawn, group.source, names, limits[group.source], held_out, seed, counts)
             decided_files.append(decided)

@@ -29,9 +29,12 @@ class Amounts:
         limit = kept * MAX_WEIGHT
         if asked <= limit:
             return asked / kept
+        advice = "to leave out this source"
+        if kept:
+            advice = "less"
         raise UsageError(
             f"--{self.unit} {source}={asked:g}: expected at most {limit:,}, {MAX_WEIGHT:,} times the {kept:,} that are "
-            f"left without short documents and duplicates; try {'less' if kept else 'to leave out this source'}"
+            f"left without short documents and duplicates; try {advice}"
         )
 
 
@@ -68,4 +71,5 @@ class MeasuredSources:
             weights[source] = self._amounts.weight(source, self._kept[source])
         ranks = {source: round(weights[source] % 1 * documents) for source, documents in self._documents.items()}
         limits = select_kth(run, "epochs", self._numbers, ranks, fan_in)
-        return weights, {source: SourceEpochs(int(weight), limits.get(source)) for source, weight in weights.items()}
+        epochs = {source: SourceEpochs(int(weight), limits.get(source)) for source, weight in weights.items()}
+        return weights, epochs

@@ -60,7 +60,10 @@ def load_facts(
     scores = tables
     if bands and scored is not None:
         scores = _read_scores(scored, names, bands)
-    return [_join(name, facts_of_file, has_tokens, bands, scores[name]) for name, facts_of_file in tables.items()]
+    facts = list[MixFacts]()
+    for name, tables_of_file in tables.items():
+        facts.append(_join(name, tables_of_file, has_tokens, bands, scores[name]))
+    return facts
 
 
 def _read_scores(scored: Sequence[Path], names: Sequence[str], bands: ScoreBands) -> dict[str, list[pa.Table]]:
@@ -85,7 +88,9 @@ def _join(
         return MixFacts(name, empty, empty, empty, np.empty(0, DIGEST), empty)
     table = pa.concat_tables(tables)
     rows = table.column("row").to_numpy()
-    tokens = table.column(TOKENS).to_numpy() if has_tokens else np.zeros(len(rows), np.int64)
+    tokens = np.zeros(len(rows), np.int64)
+    if has_tokens:
+        tokens = table.column(TOKENS).to_numpy()
     of_bands = np.zeros(len(rows), np.int64)
     if bands and scores:
         scored = pa.concat_tables(scores)
@@ -97,7 +102,7 @@ def _join(
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """What is known of the documents of one file of facts: their source and corpus files; facts, and drops."""
+    """The documents of one file of facts: their source and corpus files; where their facts and drops are."""
 
     label: str
     source: str
@@ -118,7 +123,7 @@ class GroupFacts:
         bands: ScoreBands | None = None,
         scored: tuple[Path, ...] | None = None,
     ) -> "GroupFacts":
-        """Return what is known of a file of facts; `scored`: see load_facts."""
+        """Return the documents of a file of facts; `scored`: see load_facts."""
         names = corpus_files_of(file)
         label = file.path.removesuffix(SUFFIX)
         source = source_of(names[0])

@@ -71,7 +71,8 @@ class KeepList:
                 text_lines.append(stripped)
                 continue
             word, key = _parse_key(path, number, line)
-            other = rows_of[DROP if word == KEEP else KEEP]
+            other_word = DROP if word == KEEP else KEEP
+            other = rows_of[other_word]
             if key.row in other.get(key.file, ()):
                 raise UsageError(f"{path}, line {number}: expected each key once, got {key} to keep and to drop")
             rows_of[word].setdefault(key.file, set()).add(key.row)
@@ -123,8 +124,10 @@ def find_listed_texts(
     They are looked for in files of facts, or by reading slices of the corpus; and among the texts that the first stage
     of a run wrote. Raises InputError for a text to drop that no document has.
     """
-    listed = KeepList.read(keep_list) if keep_list else None
-    if not keep_list or not listed or not listed.texts:
+    if not keep_list:
+        return None
+    listed = KeepList.read(keep_list)
+    if not listed.texts:
         return None
     tasks = list[Task]()
     for number, source in enumerate(sources):
@@ -162,8 +165,13 @@ def _find_in_first(run: StageRun, keep_list: Path, first: FirstTexts) -> tuple[s
 def _run_searches(run: StageRun, step: str, tasks: Sequence[Task]) -> tuple[set[int], list[Path]]:
     """Run tasks that look for texts of a list; return positions of those that documents have, and the sets of keys."""
     held = run.step(step, tasks).values(list[int])
-    positions = {position for of_task in held for position in of_task}
-    return positions, [task.outputs[0] for task, of_task in zip(tasks, held, strict=True) if of_task]
+    positions = set[int]()
+    with_keys = list[Path]()
+    for task, of_task in zip(tasks, held, strict=True):
+        positions.update(of_task)
+        if of_task:
+            with_keys.append(task.outputs[0])
+    return positions, with_keys
 
 
 def reject_stale_lines(
@@ -202,8 +210,9 @@ def _reject_missing(path: Path, listed: KeepList, held: NDArray[np.bytes_]) -> N
     said = f"{path}, line {first.number}: no document has the text of `{DROP} sha256:{first.digest.hex()} {first.note}`"
     if len(missing) > 1:
         named = ", ".join(f"line {text.number} ({text.note})" for text in missing[:_LINES_NAMED])
-        more = ", …" if len(missing) > _LINES_NAMED else ""
-        said = f"{path}: no document has the text of {count_of(len(missing), 'line')}: {named}{more}"
+        if len(missing) > _LINES_NAMED:
+            named += ", …"
+        said = f"{path}: no document has the text of {count_of(len(missing), 'line')}: {named}"
     raise InputError(
         f"{said}, so it changed, by a rule or in the corpus, or is gone. `gristmill trace OUT --file {path} "
         "--lines true` writes the list anew: lines of texts that changed become those of the documents that they name, "
@@ -249,5 +258,6 @@ class _Matches:
 
     def write(self, output: Path) -> Result:
         """Write the keys."""
-        write_keys(output, {name: np.unique(np.concatenate(rows)) for name, rows in self._rows.items()})
+        keys = {name: np.unique(np.concatenate(rows)) for name, rows in self._rows.items()}
+        write_keys(output, keys)
         return Result(Counts({}, []), sorted(self._positions))

@@ -65,7 +65,9 @@ def find_epochs(
     tasks = []
     for group in measured:
         output = run.work / "sampling" / f"{group[0].label}.zst"
-        tokenizer = amounts.tokenizer if group[0].source in amounts.of else None
+        tokenizer: Path | None = None
+        if group[0].source in amounts.of:
+            tokenizer = amounts.tokenizer
         arguments = {"drops": drops[files_of(group)], "seed": seed, "tokenizer": tokenizer, "output": output}
         tasks.append(Task.on_slices(group, write_weight_numbers, arguments, (output,)))
     values = run.step("sampling", tasks).values(tuple[int, int])
@@ -270,7 +272,9 @@ def gather(
     levels = plan_levels(len(files), parts, line_bytes, fan)
     ranges = {(0, parts): tuple(files)}  # first part, and the one after the last → files
     for number, level in enumerate(levels):
-        target = folder if number == len(levels) - 1 else run.work / f"level {number + 1}"
+        target = folder
+        if number < len(levels) - 1:
+            target = run.work / f"level {number + 1}"
         run.step(f"gather {number + 1}", _gather_tasks(level, ranges, parts, target, compression))
         next_ranges = dict[tuple[int, int], tuple[Path, ...]]()
         for start, end in ranges:
@@ -294,7 +298,9 @@ def _gather_tasks(
 def gather_rows(files: FileSet, parts: int, outputs: dict[int, Path], compression: int = ZSTD_LEVEL) -> None:
     """Task: write the rows of all files to `outputs`: each gets the parts from its key up to the next one's."""
     starts = list(outputs)
-    width = starts[1] - starts[0] if len(starts) > 1 else parts
+    width = parts
+    if len(starts) > 1:
+        width = starts[1] - starts[0]
     with ExitStack() as stack:
         writers = [stack.enter_context(write_bucket_file(path, compression)) for path in outputs.values()]
         scatter = stack.enter_context(

@@ -69,7 +69,8 @@ def find_limits(run: StageRun, input_dir: Path, manifest: BucketManifest, fracti
 
 def held_out_documents(total: int, fraction: float) -> int:
     """Return how many of a source's documents are held out."""
-    return max(round(fraction * total), 1 if total > 1 and fraction > 0 else 0)
+    min_documents = 1 if total > 1 and fraction > 0 else 0
+    return max(round(fraction * total), min_documents)
 
 
 def split_tasks(
@@ -92,7 +93,8 @@ def split_part(share: Share, files: FileSet, limits: Limits, train: Path, holdou
     sources = sorted(limits)
     with open_jsonl_writer(train) as train_lines, open_jsonl_writer(holdout) as holdout_lines:
         for rows, order in ordered_rows(share, files, sources, train, memory):
-            is_held_out = _is_held_out(rows, [limits[source] for source in sources])[order]
+            limits_of_sources = [limits[source] for source in sources]
+            is_held_out = _is_held_out(rows, limits_of_sources)[order]
             for sink, reason, chosen in (
                 (train_lines, WRITTEN, order[~is_held_out]), (holdout_lines, HELD_OUT, order[is_held_out]),
             ):  # fmt: skip
@@ -218,7 +220,8 @@ def lines_in_order(
 def _count(
     counts: Counts, sources: Sequence[str], rows: pa.RecordBatch, chosen: NDArray[np.integer], reason: str
 ) -> None:
-    source, size = (rows.column(name).to_numpy()[chosen] for name in ("source", "size"))
+    source = rows.column("source").to_numpy()[chosen]
+    size = rows.column("size").to_numpy()[chosen]
     documents = np.bincount(source, minlength=len(sources)).tolist()
     sizes = np.bincount(source, size, len(sources)).tolist()
     for i, name in enumerate(sources):

@@ -74,7 +74,9 @@ class Languages:
     @property
     def libraries(self) -> tuple[str, ...]:
         """Return the distributions whose versions decide what language and words are found."""
-        return SEGMENTERS if self.field else (*SEGMENTERS, *LANGUAGE_LIBRARIES)
+        if self.field:
+            return SEGMENTERS
+        return (*SEGMENTERS, *LANGUAGE_LIBRARIES)
 
     def find(self, text: str, label: str = "", score: float = 1.0) -> tuple[Language | None, str, float]:
         """Return the language of a document, None if the table has not, its name, and how probable it is.
@@ -85,11 +87,15 @@ class Languages:
             label, score = language_identifier().identify(text)
         table = read_table(self.path)
         language = table.find(label, text, is_of_model=not self.field)
-        return language, language.name if language else label, score
+        if language is None:
+            return None, label, score
+        return language, language.name, score
 
     def least_score(self, language: Language) -> float:
         """Return the probability that a document in a language must have."""
-        return language.number(self.min_score) if isinstance(self.min_score, str) else self.min_score
+        if isinstance(self.min_score, str):
+            return language.number(self.min_score)
+        return self.min_score
 
     def stop_hashes(self, language: Language) -> NDArray[np.uint64] | None:
         """Return the hashes of the stop words of a language; None: those of English that rules know."""
@@ -118,10 +124,17 @@ class LanguageTable:
         if label in self._named:
             return self._named[label]
         code = label.replace("_", "-").partition("-")[0].lower()
-        first, second = (self._by_code, self._by_iso) if is_of_model else (self._by_iso, self._by_code)
-        candidates = first.get(code) or second.get(code, []) if code else []
-        if len(candidates) < 2:
-            return candidates[0] if candidates else None
+        if not code:
+            return None
+        of_iso = self._by_iso.get(code, [])
+        of_model = self._by_code.get(code, [])
+        candidates = of_iso or of_model
+        if is_of_model:
+            candidates = of_model or of_iso
+        if not candidates:
+            return None
+        if len(candidates) == 1:
+            return candidates[0]
         shares = script_shares(text)
         return max(candidates, key=lambda language: (_share_of_script(language.name, shares), language.name))
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,12 @@ def read_list(path: Path) -> frozenset[str]:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, _: int) -> frozenset[str]:
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
-    return frozenset(entry for line in lines if (entry := line.partition("#")[0].strip().lower()))
+    entries = set[str]()
+    for line in path.read_text(encoding="utf-8-sig").splitlines():
+        entry = line.partition("#")[0].strip().lower()
+        if entry:
+            entries.add(entry)
+    return frozenset(entries)
 
 
 class UrlEntries:
@@ -59,7 +63,9 @@ class UrlEntries:
         hashes = np.array([_hash(candidate) for candidate in candidates], np.uint64)
         places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
         is_listed = self._hashes[places] == hashes
-        return candidates[int(np.argmax(is_listed))] if is_listed.any() else ""
+        if not is_listed.any():
+            return ""
+        return candidates[int(np.argmax(is_listed))]
 
 
 def read_urls(path: Path) -> UrlEntries:
@@ -89,15 +95,23 @@ def _entries(path: Path) -> Iterator[str]:
 def host_of(url: str) -> str:
     """Return the host of an address, empty if it is none."""
     try:
-        return urlsplit(url if "//" in url else f"//{url}").hostname or ""
+        return _split(url).hostname or ""
     except ValueError:
         return ""
 
 
+def _split(url: str) -> SplitResult:
+    """Return the parts of an address, which may begin with its host."""
+    if "//" not in url:
+        url = f"//{url}"
+    return urlsplit(url)
+
+
 def _normal(entry: str) -> str:
     """Return an entry without its scheme, port and final slash; the host is in lower case."""
-    rest = _SCHEME.sub("", entry, count=1) if "//" in entry else entry
-    host, slash, path = rest.partition("/")
+    if "//" in entry:
+        entry = _SCHEME.sub("", entry, count=1)
+    host, slash, path = entry.partition("/")
     return f"{host.partition(':')[0].lower()}{slash}{path}".rstrip("/")
 
 
@@ -109,13 +123,13 @@ def _parts_of(url: str) -> Iterator[str]:
     labels = host.split(".")
     for at in range(len(labels)):
         yield ".".join(labels[at:])
-    address = urlsplit(url if "//" in url else f"//{url}")
     beginning = host
-    for segment in address.path.strip("/").split("/"):
+    for segment in _split(url).path.strip("/").split("/"):
         if segment:
             beginning = f"{beginning}/{segment}"
             yield beginning
 
 
 def _hash(entry: str) -> int:
-    return int.from_bytes(hashlib.blake2b(entry.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    digest = hashlib.blake2b(entry.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

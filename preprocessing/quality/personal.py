@@ -89,8 +89,12 @@ class PersonalRules:
     @property
     def libraries(self) -> tuple[str, ...]:
         """Return the distributions whose versions decide what is found."""
-        numbers = ("python-stdnum",) if self.card or self.iban else ()
-        return (*numbers, "phonenumbers") if self.phone else numbers
+        libraries = list[str]()
+        if self.card or self.iban:
+            libraries.append("python-stdnum")
+        if self.phone:
+            libraries.append("phonenumbers")
+        return tuple(libraries)
 
     def rewrite(self, text: str) -> tuple[str, Mapping[str, int]]:
         """Return the text with replacements, itself if it has nothing to replace, and how many there are by kind."""

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from gristmill.arguments import one_of
 from gristmill.errors import UsageError
 from gristmill.wording import message_of
+from preprocessing.quality.bounds import Bounds, LanguageBounds, LanguageRule, UrlList, WordList
 from preprocessing.quality.language_identifier import LANGUAGE_LIBRARIES, check_language, language_identifier
 from preprocessing.quality.languages import (
-    Language,
     Languages,
     LanguageSplitter,
     check_segmenter,
     number_of,
     read_table,
 )
-from preprocessing.quality.lists import host_of, read_list, read_urls
+from preprocessing.quality.lists import read_list, read_urls
 from preprocessing.quality.measures import (
     MEASURES,
     UNBOUNDED,
@@ -42,7 +42,6 @@ from preprocessing.quality.words import WordSplitter
 
 _SHIPPED = Path(__file__).with_name("recipes")
 _FURTHER = ("language", "listed_words", "listed_urls", "allowed_urls")
-_SIGNS = "\"'“”‘’«»()[]{}<>.,;:!?…*_#"
 LANGUAGES = "languages"  # section of a table of languages
 LANGUAGE = "language"  # reason: a document in no language of the table
 RULES = frozenset([*MEASURES, *_FURTHER])  # that remove documents
@@ -55,82 +54,6 @@ _EXAMPLES = {  # of rules that have other values than numbers
     "listed_urls": "listed_urls = { file = 'domains.txt' }",
     "allowed_urls": "allowed_urls = { file = 'domains.txt' }",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """A rule: what a measure of a document may be, from `min` to `max`."""
-
-    name: str
-    min: float = -math.inf
-    max: float = math.inf
-
-    def value(self, measures: TextMeasures) -> float:
-        return float(MEASURES[self.name](measures))
-
-    def detail(self, measures: TextMeasures) -> str:  # noqa: ARG002
-        """Return the language or domain that the value is of, where it is not of the whole text."""
-        return ""
-
-    def allows(self, value: float) -> bool:
-        return self.min <= value <= self.max
-
-    def of(self, language: Language) -> "Bounds":  # noqa: ARG002
-        """Return the rule for documents in a language."""
-        return self
-
-
-@dataclass(frozen=True)
-class LanguageBounds(Bounds):
-    """A rule whose limits are values of a table of languages: `named` has the name of each, by min and max."""
-
-    named: tuple[tuple[str, str], ...] = ()
-
-    def of(self, language: Language) -> Bounds:
-        limits = {"min": self.min, "max": self.max}
-        limits |= {side: language.number(name) for side, name in self.named}
-        return Bounds(self.name, **limits)
-
-
-@dataclass(frozen=True)
-class LanguageRule(Bounds):
-    """A rule: the probability of the most likely language, or 0 if that is not one of those that are allowed."""
-
-    allow: tuple[str, ...] = ()
-
-    def value(self, measures: TextMeasures) -> float:
-        language, score = measures.language
-        return score if language in self.allow else 0.0
-
-    def detail(self, measures: TextMeasures) -> str:
-        return measures.language[0]
-
-
-@dataclass(frozen=True)
-class WordList(Bounds):
-    """A rule: the share of the words that are in a list."""
-
-    path: Path = Path()
-
-    def value(self, measures: TextMeasures) -> float:
-        words = measures.text.lower().split()
-        listed = read_list(self.path)
-        return sum(word.strip(_SIGNS) in listed for word in words) / max(1, len(words))
-
-
-@dataclass(frozen=True)
-class UrlList(Bounds):
-    """A rule: 1 if the document's address is in a list, by its domain, one above it, or its beginning, else 0."""
-
-    path: Path = Path()
-    field: str = "url"
-
-    def value(self, measures: TextMeasures) -> float:
-        return float(bool(read_urls(self.path).find(measures.url)))
-
-    def detail(self, measures: TextMeasures) -> str:
-        """Return the entry of the list; of an address that is not listed the host."""
-        return read_urls(self.path).find(measures.url) or host_of(measures.url)
 
 
 @dataclass(frozen=True)
@@ -173,7 +96,8 @@ class Recipe:
         replaced = Counter[str]()
         for step in steps:
             if isinstance(step, Bounds):
-                if not step.allows(value := step.value(measures)):
+                value = step.value(measures)
+                if not step.allows(value):
                     return RuleDecision(measures.text, step.name, value, step.detail(measures) or name)
                 continue
             changed, counts = step.rewrite(measures.text)
@@ -184,8 +108,10 @@ class Recipe:
 
     def rewrite(self, text: str, label: str = "", score: float = 1.0) -> str:
         """Return what the text becomes if no rule removes the document."""
-        steps = self.rules_for(text, label, score)[0]
-        for step in self.steps if steps is None else steps:
+        steps, *_ = self.rules_for(text, label, score)
+        if steps is None:
+            steps = self.steps
+        for step in steps:
             if not isinstance(step, Bounds):
                 text, _ = step.rewrite(text)
         return text
@@ -206,14 +132,19 @@ class Recipe:
 
     def language_of(self, value_of: Callable[[str], Any]) -> tuple[str, float]:
         """Return what a record says of its language, and the probability of that; `value_of` reads a field."""
-        languages = self.languages
-        label = str(value_of(languages.field) or "") if languages and languages.field else ""
-        score = number_of(value_of(languages.score_field)) if languages and languages.score_field else 1.0
+        label = ""
+        score = 1.0
+        if self.languages and self.languages.field:
+            label = str(value_of(self.languages.field) or "")
+        if self.languages and self.languages.score_field:
+            score = number_of(value_of(self.languages.score_field))
         return label, score
 
     def new_splitter(self) -> WordSplitter:
         """Return a splitter into words, as the rules count them."""
-        return WordSplitter() if self.languages is None else LanguageSplitter()
+        if self.languages is None:
+            return WordSplitter()
+        return LanguageSplitter()
 
     @property
     def url_field(self) -> str:
@@ -230,16 +161,22 @@ class Recipe:
     def lists(self) -> Lists:
         """Return the files of lists, by rule."""
         paths = {step.name: step.path for step in self.steps if isinstance(step, WordList | UrlList)}
-        return paths | {LANGUAGES: self.languages.path} if self.languages else paths
+        if self.languages:
+            paths[LANGUAGES] = self.languages.path
+        return paths
 
     @property
     def libraries(self) -> tuple[str, ...]:
         """Return the distributions whose versions decide what a rule finds."""
-        named = LANGUAGE_LIBRARIES if any(isinstance(step, LanguageRule) for step in self.steps) else ()
+        named = list[str]()
+        if any(isinstance(step, LanguageRule) for step in self.steps):
+            named += LANGUAGE_LIBRARIES
         for step in self.steps:
             if isinstance(step, PersonalRules):
-                named = (*named, *step.libraries)
-        return tuple(dict.fromkeys([*named, *self.languages.libraries])) if self.languages else named
+                named += step.libraries
+        if self.languages:
+            named = list(dict.fromkeys([*named, *self.languages.libraries]))
+        return tuple(named)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -265,13 +202,17 @@ def load_recipe(name: str) -> Recipe:
 
 def read_recipe(name: str) -> str:
     """Return the TOML of a recipe. Raises UsageError if there is none of that name."""
-    path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
-    if not name.endswith(".toml") and name not in shipped_recipes():
-        raise UsageError(f"recipe {name!r}: expected a file FILE.toml or a name; {one_of(name, shipped_recipes())}")
+    path = Path(name)
+    if not name.endswith(".toml"):
+        path = _SHIPPED / f"{name}.toml"
+        if name not in shipped_recipes():
+            raise UsageError(f"recipe {name!r}: expected a file FILE.toml or a name; {one_of(name, shipped_recipes())}")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        fault = error.strerror if isinstance(error, OSError) else error
+        fault = str(error)
+        if isinstance(error, OSError):
+            fault = str(error.strerror)
         raise UsageError(
             f"recipe {name}: expected a TOML file that can be read, got: {fault}; check the path"
         ) from error
@@ -288,7 +229,9 @@ def parse_recipe(content: str, name: str, lists: Lists | None = None) -> Recipe:
         raise UsageError(f"recipe {name}: invalid TOML: {message_of(error)}") from error
     if not table:
         raise UsageError(f"recipe {name}: expected rules such as words.min = 50, got none")
-    languages = _languages(name, table.pop(LANGUAGES), lists) if LANGUAGES in table else None
+    languages: Languages | None = None
+    if LANGUAGES in table:
+        languages = _languages(name, table.pop(LANGUAGES), lists)
     steps = [_step(name, key, value, lists, languages) for key, value in table.items()]
     return Recipe(tuple(steps), languages)
 
@@ -302,10 +245,14 @@ def _languages(recipe: str, value: Any, lists: Lists | None) -> Languages:
     for name, given in value.items():
         if name not in known:
             raise UsageError(f"recipe {recipe}: languages: unknown key {name!r}; {one_of(name, known)}")
-        kinds = (str, int, float) if name == "min_score" else (str,)
+        kinds: tuple[type, ...] = (str,)
+        if name == "min_score":
+            kinds = (str, int, float)
         if not isinstance(given, kinds) or isinstance(given, bool):
             raise UsageError(f"recipe {recipe}: languages.{name}: expected {_EXAMPLES[LANGUAGES]}, got {given!r}")
-    path = lists[LANGUAGES] if lists else _folder_of(recipe) / value["table"]
+    path = _folder_of(recipe) / value["table"]
+    if lists:
+        path = lists[LANGUAGES]
     given = {name: item for name, item in value.items() if name != "table"}
     languages = Languages(path, **given)
     check_segmenter()
@@ -331,7 +278,9 @@ def _check_column(recipe: str, key: str, name: str, languages: Languages, kind: 
 
 def _folder_of(recipe: str) -> Path:
     """Return the folder of the files that a recipe names."""
-    return Path(recipe).parent if recipe.endswith(".toml") else _SHIPPED
+    if recipe.endswith(".toml"):
+        return Path(recipe).parent
+    return _SHIPPED
 
 
 def _step(recipe: str, key: str, value: Any, lists: Lists | None, languages: Languages | None) -> Step:
@@ -345,11 +294,14 @@ def _step(recipe: str, key: str, value: Any, lists: Lists | None, languages: Lan
         return _language(recipe, value)
     if key in _FURTHER:
         return _list(recipe, key, value, lists)
-    return _rewrite(recipe, key, value) if _base(key) in _REWRITES else _bounds(recipe, key, value, languages)
+    if _base(key) in _REWRITES:
+        return _rewrite(recipe, key, value)
+    return _bounds(recipe, key, value, languages)
 
 
 def _reject_others(recipe: str, key: str, value: Mapping[str, Any], known: tuple[str, str]) -> None:
-    if others := sorted(value.keys() - {*known}):
+    others = sorted(value.keys() - {*known})
+    if others:
         raise UsageError(f"recipe {recipe}: {key}.{others[0]}: expected {key}.{known[0]} or {key}.{known[1]}")
 
 
@@ -363,7 +315,8 @@ def _language(recipe: str, value: Mapping[str, Any]) -> LanguageRule:
         raise UsageError(f"recipe {recipe}: language.min_score: expected a probability from 0 to 1, got {min_score!r}")
     check_language()
     known = set(language_identifier().labels)
-    if strange := sorted(set(allow) - known):
+    strange = sorted(set(allow) - known)
+    if strange:
         raise UsageError(f"recipe {recipe}: language.allow: unknown code {strange[0]!r}; {one_of(strange[0], known)}")
     return LanguageRule("language", max(min_score, sys.float_info.min), allow=tuple(allow))
 
@@ -379,21 +332,31 @@ def _list(recipe: str, key: str, value: Mapping[str, Any], lists: Lists | None) 
     field = value.get("field", "url")
     if not isinstance(field, str) or not field:
         raise UsageError(f"recipe {recipe}: {key}.field: expected the name of a field, got {field!r}")
-    path = lists[key] if lists else _folder_of(recipe) / file
-    try:
-        entries = read_list(path) if key == "listed_words" and not lists else frozenset[str]()
-        if key != "listed_words" and not lists:
-            read_urls(path)
-    except UsageError as error:
-        raise UsageError(f"recipe {recipe}: {key}.file: {error}") from error
-    if several := sorted(entry for entry in entries if len(entry.split()) > 1):
-        raise UsageError(f"recipe {recipe}: {key}.file: expected one word an entry in {path}, got {several[0]!r}")
+    if lists:
+        path = lists[key]
+    else:
+        path = _folder_of(recipe) / file
+        _check_list(recipe, key, path)
     if key == "listed_urls":
         return UrlList(key, max=0.0, path=path, field=field)
     if key == "allowed_urls":
         return UrlList(key, min=1.0, path=path, field=field)
     bounds = _bounds(recipe, key, {"max": value.get("max", 0)})
     return WordList(key, max=bounds.max, path=path)
+
+
+def _check_list(recipe: str, key: str, path: Path) -> None:
+    """Raise UsageError unless a list can be read, and has one word an entry if it is of words."""
+    try:
+        if key != "listed_words":
+            read_urls(path)
+            return
+        entries = read_list(path)
+    except UsageError as error:
+        raise UsageError(f"recipe {recipe}: {key}.file: {error}") from error
+    several = sorted(entry for entry in entries if len(entry.split()) > 1)
+    if several:
+        raise UsageError(f"recipe {recipe}: {key}.file: expected one word an entry in {path}, got {several[0]!r}")
 
 
 def _bounds(recipe: str, key: str, value: Mapping[str, Any], languages: Languages | None = None) -> Bounds:
@@ -404,11 +367,15 @@ def _bounds(recipe: str, key: str, value: Mapping[str, Any], languages: Language
         for name, column in named.items():
             _check_column(recipe, f"{key}.{name}", column, languages, int | float)
         rest = {name: number for name, number in value.items() if name not in named}
-        fixed = _bounds(recipe, key, rest) if rest else Bounds(key)
+        fixed = Bounds(key)
+        if rest:
+            fixed = _bounds(recipe, key, rest)
         return LanguageBounds(key, fixed.min, fixed.max, tuple(named.items()))
     for name, number in value.items():
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= largest:
-            limits = "a number of 0 or more" if key in UNBOUNDED else "a share from 0 to 1"
+            limits = "a share from 0 to 1"
+            if key in UNBOUNDED:
+                limits = "a number of 0 or more"
             raise UsageError(f"recipe {recipe}: {key}.{name}: expected {limits}, got {number!r}")
     bounds = Bounds(key, value.get("min", -math.inf), value.get("max", math.inf))
     if not value or bounds.min > bounds.max:

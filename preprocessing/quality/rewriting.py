@@ -32,7 +32,8 @@ class LineRules:
         phrases = self._phrases_in(text)
         lines = list[str]()
         for line in text.splitlines():
-            if kept := self._keep(line.strip(), phrases):
+            kept = self._keep(line.strip(), phrases)
+            if kept:
                 lines.append(kept)
         return "\n".join(lines).strip(), {}
 
@@ -43,7 +44,9 @@ class LineRules:
             unwanted += _JAVASCRIPT
         if not self.policy:
             unwanted += _POLICY
-        lower = text.lower() if unwanted else ""
+        if not unwanted:
+            return []
+        lower = text.lower()
         return [phrase for phrase in unwanted if phrase in lower]
 
     def _keep(self, line: str, phrases: list[str]) -> str:

@@ -27,8 +27,11 @@ def script_shares(text: str) -> dict[str, float]:
 
 @cache
 def _script_table() -> NDArray[np.uint8]:
-    """For each code point 0 if it is no letter, else the number of its script from 1, or one more than there are."""
-    numbers = {start: number for number, starts in enumerate(SCRIPTS.values(), 1) for start in starts}
+    """Return for each code point 0 if it is no letter, else its script from 1, or one more than there are."""
+    numbers = dict[str, int]()
+    for number, starts in enumerate(SCRIPTS.values(), 1):
+        for start in starts:
+            numbers[start] = number
     table = np.zeros(0x110000, np.uint8)
     for code in range(0x110000):
         if unicodedata.category(chr(code))[0] == "L":

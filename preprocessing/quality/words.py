@@ -110,7 +110,7 @@ def _is_sign(c: str) -> bool:
 
 
 class WordRules(NamedTuple):
-    """What differs between languages with spaces.
+    """Differences in how languages with spaces are split into words.
 
     Attributes:
         contracts: Contractions are two words, as don't in English.
@@ -143,15 +143,19 @@ def split_piece(piece: str, rules: WordRules = ENGLISH) -> list[str]:
     while start < end:
         if end - start <= _LONGEST_WHOLE and _is_one_word(piece[start:end], rules):
             break
-        if cut := _prefix(piece, start, end):
-            before.append(piece[start : start + cut])
-            start += cut
-        elif cut := _suffix(piece, start, end):
-            after.append(piece[end - cut : end])
-            end -= cut
-        else:
+        length = _prefix(piece, start, end)
+        if length:
+            before.append(piece[start : start + length])
+            start += length
+            continue
+        length = _suffix(piece, start, end)
+        if not length:
             break
-    middle = _split_middle(piece[start:end], rules) if start < end else []
+        after.append(piece[end - length : end])
+        end -= length
+    middle = list[str]()
+    if start < end:
+        middle = _split_middle(piece[start:end], rules)
     return _join_pairs(before + middle + after[::-1])
 
 
@@ -167,11 +171,10 @@ def _join_pairs(words: list[str]) -> list[str]:
 
 
 def _is_one_word(word: str, rules: WordRules) -> bool:
-    return (
-        (rules.contracts and word in _ABBREVIATIONS)
-        or word in _WHOLE
-        or (len(word) == 2 and word[1] == "." and word[0].isascii() and word[0].isalpha())
-    )
+    if rules.contracts and word in _ABBREVIATIONS:
+        return True
+    is_initial = len(word) == 2 and word[1] == "." and word[0].isascii() and word[0].isalpha()
+    return is_initial or word in _WHOLE
 
 
 def _prefix(piece: str, start: int, end: int) -> int:
@@ -220,11 +223,16 @@ def _split_middle(word: str, rules: WordRules) -> list[str]:
     """Return words of a piece without the signs at its ends: contractions, and words around hyphens and the like."""
     if rules.contracts:
         words = _split_contractions(word)
-        return words if len(words) > 1 or word == "and/or" else _split_infixes(word, rules)
+        if len(words) > 1 or word == "and/or":
+            return words
+        return _split_infixes(word, rules)
     words = _split_infixes(word, rules)
-    if rules.elides:
-        return [shorter for longer in words for shorter in _ELISION.split(longer)]
-    return words
+    if not rules.elides:
+        return words
+    shorter_words = list[str]()
+    for longer in words:
+        shorter_words += _ELISION.split(longer)
+    return shorter_words
 
 
 def _split_contractions(word: str) -> list[str]:
@@ -233,7 +241,9 @@ def _split_contractions(word: str) -> list[str]:
         return [word]
     if word.isalpha():
         cut = _TWO_WORDS.get(word.lower(), 0) if len(word) < 8 else 0
-        return [word[:cut], word[cut:]] if cut else [word]
+        if not cut:
+            return [word]
+        return [word[:cut], word[cut:]]
     lower = word.lower()
     if lower.endswith(_NEGATED) and len(word) > 3 and word[:-3].isalpha():
         return [word[:-3], word[-3:]]
@@ -260,17 +270,21 @@ def _split_infixes(word: str, rules: WordRules) -> list[str]:
     done = 0
     for infix in _infix_of(rules).finditer(word):
         at, end = infix.span()
-        if at == 0 or (
-            infix[0] == "."
-            and not (
-                (word[at - 1].islower() or word[at - 1] in _QUOTES) and (word[end].isupper() or word[end] in _QUOTES)
-            )
-        ):
+        if at == 0 or (infix[0] == "." and not _parts_words(word, at)):
             continue
         words += [word[done:at], infix[0]]
         done = end
     words.append(word[done:])
     return [infix for infix in words if infix]
+
+
+def _parts_words(word: str, at: int) -> bool:
+    """Return whether the full stop at a place of a piece parts words, as where a space after it is missing."""
+    before = word[at - 1]
+    if not before.islower() and before not in _QUOTES:
+        return False
+    after = word[at + 1]
+    return after.isupper() or after in _QUOTES
 
 
 class Words(NamedTuple):

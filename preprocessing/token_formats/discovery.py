@@ -32,8 +32,12 @@ def find_token_files(tokens: Path, column: str, dtype: str) -> list[TokenFile]:
             f"{tokens}: expected a file or folder of tokens, but there is none; a data set of the Hub is "
             "hf://datasets/ORG/NAME"
         )
-    paths = [tokens] if is_file(tokens) else sorted(walk(tokens), key=lambda path: path.parts)
-    files = [file for path in paths for file in _describe(path, _source_of(path, tokens), column, dtype)]
+    paths = [tokens]
+    if not is_file(tokens):
+        paths = sorted(walk(tokens), key=lambda path: path.parts)
+    files = list[TokenFile]()
+    for path in paths:
+        files += _describe(path, _source_of(path, tokens), column, dtype)
     if not files:
         names = ", ".join(path.name for path in paths[:3]) or "no file"
         raise UsageError(
@@ -48,7 +52,9 @@ def _source_of(path: Path, tokens: Path) -> str:
     if path == tokens:
         return path.stem
     below = path.relative_to(tokens).parts
-    return below[0] if len(below) > 1 else absolute(tokens).name
+    if len(below) > 1:
+        return below[0]
+    return absolute(tokens).name
 
 
 def _describe(path: Path, source: str, column: str, dtype: str) -> list[TokenFile]:

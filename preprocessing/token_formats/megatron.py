@@ -36,7 +36,9 @@ def read_megatron(file: TokenFile) -> Iterator[Chunk]:
     assert file.index
     ends = document_ends(file.index)
     ids = map_ids(file.path, file.dtype)
-    expected = int(ends[-1]) if len(ends) else 0
+    expected = 0
+    if len(ends):
+        expected = int(ends[-1])
     if len(ids) != expected:
         raise InputError(
             f"{file.path} is truncated or from another run: its .idx says {expected:,} tokens, got {len(ids):,}; "

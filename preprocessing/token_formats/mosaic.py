@@ -98,7 +98,9 @@ def _dtype_of(index: Path, column: str, encoding: str, dtype: str) -> tuple[str,
     kind, *given = encoding.split(":")
     if kind == "bytes":
         return dtype or _DTYPE_OF_BYTES, False
-    named = given[0] if given else ""
+    named = ""
+    if given:
+        named = given[0]
     if kind != "ndarray" or (named and named not in _DTYPES.values()):
         raise UsageError(
             f"{index}: expected {column} as bytes or an ndarray of integers, got {encoding}; try another --column"
@@ -157,7 +159,9 @@ def _array(value: bytes, column: MosaicColumn) -> NDArray[np.integer]:
         dimensions = value[start] >> 2
         width = 1 << (value[start] & 3)
         start += 1 + dimensions * width
-    ids: NDArray[np.integer] = np.frombuffer(value, dtype, offset=start) if len(value) > start else np.empty(0, dtype)
+    if len(value) <= start:
+        return np.empty(0, dtype)
+    ids: NDArray[np.integer] = np.frombuffer(value, dtype, offset=start)
     return ids
 
 

@@ -65,7 +65,7 @@ def import_files(files: Sequence[TokenFile], rule: ImportRule, is_linked: bool, 
     numbers = []
     names = list(dict.fromkeys(file.source for file in files))
     outputs[0].unlink(missing_ok=True)  # or a link to the same file could not replace it
-    with atomic_write(outputs[0]) as temporary, (Path(os.devnull) if is_linked else temporary).open("wb") as written:
+    with atomic_write(outputs[0]) as temporary, _target(temporary, is_linked).open("wb") as written:
         for file in files:
             tally = _copy_ids(file, rule, dtype, written, digest)
             lengths.append(tally.lengths)
@@ -82,6 +82,13 @@ def import_files(files: Sequence[TokenFile], rule: ImportRule, is_linked: bool, 
     assert with_suffix(prefix, SOURCES) == outputs[2]
     shard.sources_sha256 = write_sources(prefix, np.concatenate([np.empty(0, np.uint32), *numbers]), names)
     return Result(counts, report)
+
+
+def _target(temporary: Path, is_linked: bool) -> Path:
+    """Return where ids are written: nowhere if a link takes the place of the file."""
+    if is_linked:
+        return Path(os.devnull)
+    return temporary
 
 
 def _copy_ids(
@@ -101,8 +108,9 @@ def _copy_ids(
 
 def _read(file: TokenFile, rule: ImportRule) -> Iterator[Chunk]:
     chunks = READERS[file.layout](file)
-    is_stream = rule.is_stream or file.layout == "raw"
-    return cut_at_tokens(chunks, rule.begin, rule.end) if is_stream else chunks
+    if rule.is_stream or file.layout == "raw":
+        return cut_at_tokens(chunks, rule.begin, rule.end)
+    return chunks
 
 
 def _require_known(ids: np.ndarray, file: TokenFile, vocab_size: int) -> None:
@@ -111,8 +119,11 @@ def _require_known(ids: np.ndarray, file: TokenFile, vocab_size: int) -> None:
     largest = int(ids.max(initial=0))
     if smallest < 0 or largest >= vocab_size:
         wrong = smallest if smallest < 0 else largest
-        stored = f" as {file.dtype}" if file.layout == "raw" else ""
-        also = ", or another --dtype" if file.layout == "raw" else ""
+        stored = ""
+        also = ""
+        if file.layout == "raw":
+            stored = f" as {file.dtype}"
+            also = ", or another --dtype"
         raise InputError(
             f"{file.path} read{stored}: expected ids from 0 to {vocab_size - 1:,}, got {wrong:,}; try the --tokenizer "
             f"or --vocab_size that it was made with{also}"

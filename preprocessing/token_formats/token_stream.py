@@ -30,8 +30,12 @@ def cut_at_tokens(chunks: Iterator[Chunk], begin: int, end: int) -> Iterator[Chu
     """
     is_open = False
     for ids, _ in chunks:
-        before_begin = np.flatnonzero(ids == begin) if begin >= 0 else NO_ENDS
-        after_end = np.flatnonzero(ids == end) + 1 if end >= 0 else NO_ENDS
+        before_begin = NO_ENDS
+        if begin >= 0:
+            before_begin = np.flatnonzero(ids == begin)
+        after_end = NO_ENDS
+        if end >= 0:
+            after_end = np.flatnonzero(ids == end) + 1
         ends = np.union1d(before_begin, after_end).astype(np.int64)
         if not is_open and len(ends) and ends[0] == 0:  # nothing precedes this id, so nothing ends before it
             ends = ends[1:]
@@ -60,15 +64,20 @@ class DocumentTally:
         """Count the documents that end in a chunk."""
         ids, ends = chunk
         if len(ids):
-            starts = ends if self._open else np.append(ends, 0)
-            self.begun += int((ids[np.unique(starts[starts < len(ids)])] == self.begin).sum())
+            starts = ends
+            if not self._open:
+                starts = np.append(ends, 0)
+            first_ids = ids[np.unique(starts[starts < len(ids)])]
+            self.begun += int((first_ids == self.begin).sum())
         if len(ends):
             lengths = np.diff(ends, prepend=0)
             lengths[0] += self._open
             filled = lengths > 0
             self.empty += int(len(lengths) - filled.sum())
             self._lengths.append(lengths[filled])
-            last_ids = np.where(ends > 0, ids[ends - 1], self._last) if len(ids) else np.full(len(ends), self._last)
+            last_ids = np.full(len(ends), self._last)
+            if len(ids):
+                last_ids = np.where(ends > 0, ids[ends - 1], self._last)
             self.ended += int((last_ids[filled] == self.end).sum())
             self._open = len(ids) - int(ends[-1])
         else:
@@ -88,8 +97,10 @@ class DocumentTally:
         """Return the tokens of each document that has ended."""
         lengths = np.concatenate([NO_ENDS, *self._lengths])
         if lengths.max(initial=0) > _LONGEST:
-            pieces = [_pieces(int(length)) for length in lengths]
-            lengths = np.array([piece for cut in pieces for piece in cut], np.int64)
+            pieces = list[int]()
+            for length in lengths.tolist():
+                pieces += _pieces(length)
+            lengths = np.array(pieces, np.int64)
         return lengths.astype(np.int32)
 
 

@@ -87,7 +87,9 @@ def _mask(lists: pa.Array, lengths: NDArray[np.int64], path: Path) -> NDArray[np
     if not np.array_equal(_lengths(lists), lengths):
         raise InputError(f"{path}: expected an {MASK} as long as the ids of its row; write it again without padding")
     kept = _values(lists, MASK, path) != 0
-    return None if kept.all() else kept
+    if kept.all():
+        return None
+    return kept
 
 
 def _lengths(lists: pa.Array) -> NDArray[np.int64]:

@@ -27,7 +27,10 @@ def encode_chat(
     A token that has a character in one of the spans is a target, also if it begins before with a space, as the first
     word of an answer does. So are bytes of a character, which a tokenizer may place at its beginning, without a length.
     """
-    tokens = _encode_sentencepiece(model, text) if isinstance(model, SentencePieceTokenizer) else _encode(model, text)
+    if isinstance(model, SentencePieceTokenizer):
+        tokens = _encode_sentencepiece(model, text)
+    else:
+        tokens = _encode(model, text)
     ids = tokens.ids
     starts = np.array(tokens.starts, np.int64)
     ends = np.array(tokens.ends, np.int64)

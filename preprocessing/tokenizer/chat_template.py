@@ -69,7 +69,7 @@ class TemplateSource:
             return cls(read_file(file).decode(errors="replace"), tokens, file.name)
         stored = config.get("chat_template")
         if isinstance(stored, list):  # several, by name
-            named = {each.get("name"): each.get("template") for each in stored if isinstance(each, dict)}
+            named = {item.get("name"): item.get("template") for item in stored if isinstance(item, dict)}
             stored = named.get("default")
         if not isinstance(stored, str):
             raise UsageError(
@@ -145,13 +145,16 @@ class ChatTemplate:
         """Return the text of a chat, with what the assistant says. Raises ChatError."""
         if not any(message.get("role") == ASSISTANT for message in messages):
             raise ChatError("the assistant has no message")
-        if any(mark in str(message) for message in messages for mark in (_BEGIN, _END)):
+        if any(_BEGIN in str(message) or _END in str(message) for message in messages):
             raise ChatError("it has characters of private use (U+E0F0, U+E0F1)")
         if any(message.get("role") == ASSISTANT and not _says_something(message) for message in messages):
             raise ChatError("a message of the assistant is empty")
         whole = self._render(messages, False, tools)
         self._reject_python(messages, tools, whole)
-        chat = _marked(whole) if self._marks else self._by_prefixes(whole, messages, tools)
+        if self._marks:
+            chat = _marked(whole)
+        else:
+            chat = self._by_prefixes(whole, messages, tools)
         if not chat.spans:
             raise ChatError("the template leaves no message of the assistant whole")
         return chat
@@ -165,7 +168,9 @@ class ChatTemplate:
             written = str(content)
             without_content = [*messages[:number], {**message, "content": ""}, *messages[number + 1 :]]
             if whole.count(written) > self._render(without_content, False, tools).count(written):
-                kind = "null" if content is None else type(content).__name__
+                kind = type(content).__name__
+                if content is None:
+                    kind = "null"
                 raise ChatError(f"the content of a message is no text but {kind}, for which the template has no words")
 
     def _by_prefixes(self, whole: str, messages: Sequence[Mapping[str, Any]], tools: Any) -> ChatText:
@@ -175,7 +180,9 @@ class ChatTemplate:
             if message.get("role") != ASSISTANT:
                 continue
             before = self._render(messages[:number], True, tools)
-            until = whole if number == len(messages) - 1 else self._render(messages[: number + 1], False, tools)
+            until = whole
+            if number < len(messages) - 1:
+                until = self._render(messages[: number + 1], False, tools)
             if whole.startswith(before) and whole.startswith(until) and len(before) < len(until):
                 spans.append((len(before), len(until)))
             else:
@@ -185,8 +192,12 @@ class ChatTemplate:
 
 def _says_something(message: Mapping[str, Any]) -> bool:
     """Return whether a message has text, calls of tools, or anything else besides its role."""
-    values = [value for key, value in message.items() if key not in ("role", "name")]
-    return any(value.strip() if isinstance(value, str) else value for value in values)
+    for key, value in message.items():
+        if isinstance(value, str):
+            value = value.strip()
+        if value and key not in ("role", "name"):
+            return True
+    return False
 
 
 class _Generation(Extension):
@@ -218,7 +229,11 @@ def _marked(text: str) -> ChatText:
 
 def _special_tokens(tokenizer: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens of a tokenizer that a template may name: of its config, or else its own."""
-    named = {name: text for name in _TOKENS if (text := _content(config.get(name))) is not None}
+    named = dict[str, str]()
+    for name in _TOKENS:
+        content = _content(config.get(name))
+        if content is not None:
+            named[name] = content
     return named or special_tokens(open_tokenizer(tokenizer))
 
 
@@ -231,5 +246,8 @@ def _raise(message: str) -> None:
 
 
 def _content(token: Any) -> str | None:
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
+    if isinstance(token, dict):
+        token = token.get("content")
+    if not isinstance(token, str):
+        return None
+    return token

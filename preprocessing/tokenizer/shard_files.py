@@ -149,11 +149,15 @@ def shard_tasks(
     for number, group in enumerate(plan_token_shards(sizes, target)):
         prefix = out_dir / shard_name(number)
         outputs = tuple(with_suffix(prefix, suffix) for suffix in suffixes)
+        rejects = list[Path]()
+        for part in group:
+            rejects += parts[part][files:]
         arguments = {
             "parts": [parts[part][:files] for part in group], "reports": [reports[part] for part in group],
-            "rejects": [path for part in group for path in parts[part][files:]], "tokens": outputs[0],
+            "rejects": rejects, "tokens": outputs[0],
         }  # fmt: skip
-        yield Task(prefix.name, join or write_shard, arguments, outputs, sum(sizes[part] for part in group))
+        size = sum(sizes[part] for part in group)
+        yield Task(prefix.name, join or write_shard, arguments, outputs, size)
 
 
 def manifest_task(

@@ -92,12 +92,12 @@ def join_parts(prefixes: Sequence[Path], parts: Sequence[ShardRecord], prefix: P
 
 
 def _join_sources(prefixes: Sequence[Path], parts: Sequence[ShardRecord]) -> tuple[NDArray[np.integer], list[str]]:
-    """The number of each document's source, and the sources that the numbers stand for: those of the parts, once."""
+    """Return the number of each document's source, and the sources that the numbers stand for: each of the parts'."""
     number_of: dict[str, int] = {}
     numbers = [np.empty(0, np.uint32)]
     for path, record in zip(prefixes, parts, strict=True):
-        joined = [number_of.setdefault(name, len(number_of)) for name in record.sources]
-        numbers.append(np.array(joined, np.uint32)[read_sources(path.parent, record)])
+        numbers_of_part = [number_of.setdefault(name, len(number_of)) for name in record.sources]
+        numbers.append(np.array(numbers_of_part, np.uint32)[read_sources(path.parent, record)])
     return np.concatenate(numbers), [*number_of]
 
 
@@ -115,7 +115,9 @@ def _runs_of_documents(part: TokenShard) -> Iterator[tuple[NDArray[np.integer], 
     ends = np.cumsum(part.lengths, dtype=np.int64)
     first = 0
     while first < len(part):
-        start = int(ends[first - 1]) if first else 0
+        start = 0
+        if first:
+            start = int(ends[first - 1])
         last = max(first + 1, int(np.searchsorted(ends, start + _COPIED_TOKENS, side="right")))
         yield part.tokens[start : int(ends[last - 1])], part.lengths[first:last]
         first = last

@@ -14,8 +14,9 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.readers import read_corpus
 from preprocessing.filter_quality import filter_quality
+from preprocessing.quality.bounds import Bounds
 from preprocessing.quality.measures import MEASURES, TextMeasures
-from preprocessing.quality.recipe import Bounds, load_recipe, parse_recipe, shipped_recipes
+from preprocessing.quality.recipe import load_recipe, parse_recipe, shipped_recipes
 from preprocessing.quality.words import WordSplitter
 from tests.gristmill.engine.sandbox import sandboxed
 from tests.gristmill_cli.corpus import ROOT

@@ -16,8 +16,9 @@ from gristmill_cli.preview import preview
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Mix, RunConfig, Tokenizer
 from preprocessing.filter_quality import filter_quality, removed_path
+from preprocessing.quality.bounds import Bounds, LanguageBounds
 from preprocessing.quality.languages import LanguageSplitter, read_table, rules_of, split_any, split_korean
-from preprocessing.quality.recipe import Bounds, LanguageBounds, load_recipe, read_recipe
+from preprocessing.quality.recipe import load_recipe, read_recipe
 from preprocessing.quality.words import WordSplitter
 from tests.preprocessing.test_decontaminate import write
 
