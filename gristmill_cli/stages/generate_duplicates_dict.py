@@ -1,5 +1,6 @@
 """Stage of a run: list the duplicates to remove."""
 
+from pathlib import Path
 from typing import Any
 
 from dedup.generate_connected_components import CLUSTERED
@@ -26,7 +27,7 @@ class GenerateDuplicatesDict(StageSpec):
     def call(self, run: RunContext) -> Counts:
         """Write the table of the duplicates."""
         spec = run.config.dedup
-        dropped = (run.short_documents,)
+        dropped: tuple[Path, ...] = (run.short_documents,)
         if run.low_scores:
             dropped += (run.low_scores,)
         compared: dict[str, Any] = {}
