@@ -47,7 +47,9 @@ def parse(
     if not isinstance(parser, dict) and {"-h", "--help"} & {*words}:
         words = ["--help"]  # tyro's leaves out of the usage what other words give
     options: dict[str, Any] = {"prog": prog, "args": words, "use_underscores": True, "config": tuple(markers)}
-    options |= {"registry": _Registry()} | ({} if default is None else {"default": default})
+    options["registry"] = _Registry()
+    if default is not None:
+        options["default"] = default
     try:
         with contextlib.redirect_stderr(printed):
             if isinstance(parser, dict):
@@ -78,9 +80,11 @@ def _plain_message(printed: str, positional: Sequence[str]) -> str:
         return f"expected {', '.join(missing)}; try {program} --help"
     if choice := _CHOICE.search(message):
         names = [name for name in re.findall(r"'(.*?)'", choice["names"]) if name != "None"]
+        fault = f"{choice['option']}: got {choice['given']!r}, expected one of {', '.join(names)}"
         nearest = difflib.get_close_matches(choice["given"], names, n=1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        return f"{choice['option']}: got {choice['given']!r}, expected one of {', '.join(names)}{hint}"
+        if nearest:
+            fault += f"; did you mean {nearest[0]}?"
+        return fault
     if number := _NOT_A_NUMBER.search(message):
         return f"{number['option']}: got {number['given']}, expected a {'whole ' * bool(number['whole'])}number"
     return message
@@ -119,7 +123,9 @@ class _Registry(ConstructorRegistry):
 
 def _words_of_default(words: Callable[[Any], list[str]], default: Any) -> list[str]:
     """Return how help shows a default: one that is None or empty as unset."""
-    return ["unset"] if default in (None, "", (), {}) else words(default)
+    if default in (None, "", (), {}):
+        return ["unset"]
+    return words(default)
 
 
 def metavar(kind: Any) -> str:
@@ -152,13 +158,16 @@ def expected(kind: Any) -> str:
         return " or ".join(map(expected, members))
     if origin is Literal:
         names = list(map(str, members))
-        return " or ".join(names) if len(names) < 4 else f"one of {', '.join(names)}"
+        if len(names) < 4:
+            return " or ".join(names)
+        return f"one of {', '.join(names)}"
     if origin is dict:
         return f"a table of {_words(members[1])[1]}"
     if origin in (tuple, list):
         _, plural = _words(members[0])
-        is_any_number = origin is list or ... in get_args(kind)
-        return f"a list of {plural}" if is_any_number else f"{len(members)} {plural}"
+        if origin is list or ... in get_args(kind):
+            return f"a list of {plural}"
+        return f"{len(members)} {plural}"
     return _words(kind)[0]
 
 
@@ -191,7 +200,8 @@ def check_words(arguments: Sequence[str], kinds: Mapping[str, Any], positional: 
         option = name or option
         kind = kinds.get(option)
         if not option:
-            kind = positional[min(count, len(positional) - 1)] if positional else None
+            if positional:
+                kind = positional[min(count, len(positional) - 1)]
             count += 1
         is_empty = not argument or (name and argument.find("=") == len(argument) - 1)
         is_text = str in get_args(kind) or (bool(option) and kind is str)
@@ -200,8 +210,11 @@ def check_words(arguments: Sequence[str], kinds: Mapping[str, Any], positional: 
         if name and name in given and _has_many(kind):
             raise UsageError(f"{name} is given twice: give all its values after one, such as {name} A B")
         given.add(name)
-        has_values = "=" not in argument if name else _has_many(kind)
-        option = option if has_values else ""
+        has_values = _has_many(kind)
+        if name:
+            has_values = "=" not in argument
+        if not has_values:
+            option = ""
 
 
 def _has_many(kind: Any) -> bool:
@@ -245,7 +258,9 @@ def take_tables(arguments: Sequence[str], tables: Collection[str]) -> tuple[list
         table = _table_of(name, tables)
         if table:
             key = option[len(table) + 1 :]
-            words = [key] if key else []
+            words = list[str]()
+            if key:
+                words.append(key)
             if equals:
                 words.append(value)
             given.append((table, not key, words))
@@ -289,9 +304,11 @@ def suggestion(given: str, known: Sequence[str]) -> str:
     if section:
         return f"; there are {', '.join(section)}"
     parent = given.rpartition(".")[0]
-    beside = [name for name in known if name.rpartition(".")[0] == parent]
-    nearest = _same_key(given, known) or _nearest_key(given, beside) or _nearest_key(given, known)
-    return f"; did you mean {nearest}?" if nearest else f"; there are {', '.join(beside or known)}"
+    siblings = [name for name in known if name.rpartition(".")[0] == parent]
+    nearest = _same_key(given, known) or _nearest_key(given, siblings) or _nearest_key(given, known)
+    if nearest:
+        return f"; did you mean {nearest}?"
+    return f"; there are {', '.join(siblings or known)}"
 
 
 # what options are called elsewhere, without underscores
@@ -319,7 +336,9 @@ def _nearest_key(given: str, known: Sequence[str]) -> str:
     """Return the known name whose key is most like that of `given`: a section in common makes names no more alike."""
     by_key = {_squeezed_key(name): name for name in reversed(known)}
     nearest = difflib.get_close_matches(_squeezed_key(given), by_key, n=1, cutoff=0.6)
-    return by_key[nearest[0]] if nearest else ""
+    if not nearest:
+        return ""
+    return by_key[nearest[0]]
 
 
 def _squeezed_key(name: str) -> str:
@@ -338,5 +357,6 @@ def one_of(given: str, names: Collection[str]) -> str:
     ('did you mean oak? There are oak, elm', 'expected one of oak, elm')
     """
     nearest = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.3)
-    start = f"did you mean {nearest[0]}? There are" if nearest else "expected one of"
-    return f"{start} {', '.join(names)}"
+    if nearest:
+        return f"did you mean {nearest[0]}? There are {', '.join(names)}"
+    return f"expected one of {', '.join(names)}"

@@ -59,7 +59,9 @@ class Budget:
         (262, 875)
         """
         left = memory - min(memory // 8, workers * _BUFFER_BYTES)
-        reserve = left * 5 // 8 if workers > 1 else 0
+        reserve = 0
+        if workers > 1:
+            reserve = left * 5 // 8
         lock = lock or Path(tempfile.gettempdir(), f"gristmill-{os.getuid()}-{os.getpid()}.memory")
         return cls((left - reserve) // workers, reserve, lock, memory)
 
@@ -115,7 +117,9 @@ class MemoryReservation:
 def worker_share() -> int | None:
     """Return the bytes that this worker may use at any time; None: as many as it likes."""
     gate = _GATE.get()
-    return gate.budget.share if gate else None
+    if gate is None:
+        return None
+    return gate.budget.share
 
 
 @contextmanager
@@ -132,8 +136,9 @@ def reserve_memory(size: int, what: str) -> Iterator[None]:
 @contextmanager
 def memory_budget(budget: Budget | None) -> Iterator[None]:
     """Context: a task works within a budget; readers hold memory of it. What they still hold at its end is released."""
-    gate = _Gate(budget) if budget else None
+    gate: _Gate | None = None
     if budget:
+        gate = _Gate(budget)
         _return_freed_blocks(budget.share // 16)
     token = _GATE.set(gate)
     try:
@@ -226,7 +231,10 @@ def free_memory(process: Path = _PROCESS) -> int:
 
 def _cached(folder: Path) -> int:
     """Return bytes of files in memory, which the kernel gives back when memory is needed, also in the groups below."""
-    fields = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
+    fields = dict[str, str]()
+    for line in _read(folder / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        fields[name] = value
     return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
 
 
@@ -243,15 +251,18 @@ def _groups(process: Path, controller: str) -> Iterator[Path]:
         version = "cgroup" if controllers else "cgroup2"
         if version in mounts:
             root, mounted = mounts[version]
-            below = Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
-            folder = mounted if ".." in below.parts else mounted / below
+            folder = mounted
+            if Path(path).is_relative_to(root):
+                below = Path(path).relative_to(root)
+                if ".." not in below.parts:
+                    folder = mounted / below
             for group in (folder, *folder.parents):
                 if group.is_relative_to(mounted):
                     yield group
 
 
 def _mounts(process: Path, controller: str) -> Iterator[tuple[str, tuple[str, Path]]]:
-    """(cgroup2 or cgroup, (the group that is the mount's root, where it is mounted)) of a controller's hierarchies."""
+    """Yield (cgroup2 or cgroup, (the group that is the mount's root, where it is mounted)) for a controller."""
     for line in _read(process / "mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields = before.split(" ")
@@ -275,4 +286,6 @@ def _spell(size: int) -> str:
     """
     if size >= _MIB:
         return f"{size // _MIB}MiB"
-    return f"{size >> 10}KiB" if size >= 1024 else f"{size}B"
+    if size >= 1024:
+        return f"{size >> 10}KiB"
+    return f"{size}B"

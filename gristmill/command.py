@@ -48,9 +48,9 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
         prog: Name of the program in the help.
     """
     named = {function.__name__: _deferred(_imported_by_name(function)) for function in functions}
-    parser = next(iter(named.values())) if len(named) == 1 else named
-    words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = list(named.values())
+    parser = chosen[0] if len(named) == 1 else named
+    words = given_words(arguments)
     if len(named) > 1 and words and words[0] in named:
         chosen = [named[words[0]]]
     options = dict[str, tuple[Any, Any]]()
@@ -93,7 +93,9 @@ def run_with_exit_code(action: Callable[[], Any], resumes: bool = True) -> int:
             if result is not None:
                 from gristmill.console import wide_console  # rich takes a tenth of a second
 
-                wide_console().print(spell_urls(str(result)) if isinstance(result, Path) else result)
+                if isinstance(result, Path):
+                    result = spell_urls(str(result))
+                wide_console().print(result)
     except GristmillError as error:
         if signal.SIGTERM in received:  # the signal went to the workers, too, and they ended first
             return _ended("terminated", TERMINATED, resumes)
@@ -118,12 +120,16 @@ def run_with_exit_code(action: Callable[[], Any], resumes: bool = True) -> int:
 
 
 def _print_error(message: str) -> None:
-    start = "\033[1;31merror:\033[0m" if sys.stderr.isatty() else "error:"
+    start = "error:"
+    if sys.stderr.isatty():
+        start = "\033[1;31merror:\033[0m"
     print(f"{start} {message}", file=sys.stderr, flush=True)
 
 
 def _ended(what: str, exit_code: int, resumes: bool) -> int:
-    print(f"{what}: run the same command again to resume" if resumes else what, file=sys.stderr)
+    if resumes:
+        what += ": run the same command again to resume"
+    print(what, file=sys.stderr)
     return exit_code
 
 
@@ -176,7 +182,9 @@ def _spell_flags(
             previous_flag = ""
         elif flag in flags and value in ("", "true", "false"):
             values[flag] = (value == "false") == (name != flag)
-            previous_flag = "" if value else flag
+            previous_flag = ""
+            if not value:
+                previous_flag = flag
         else:
             previous_flag = ""
             if name and name not in (*options, "--help"):
@@ -185,7 +193,10 @@ def _spell_flags(
             words.append(argument)
     for flag, is_set in values.items():
         if is_set != options[flag][1]:
-            words.append(flag if is_set else f"--no_{flag.removeprefix('--')}")
+            word = flag
+            if not is_set:
+                word = f"--no_{flag.removeprefix('--')}"
+            words.append(word)
     return words
 
 
@@ -216,7 +227,10 @@ def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     file = Path(inspect.getfile(function)).resolve()
     spec = function.__globals__.get("__spec__")  # None: run by path
-    module = importlib.import_module(spec.name if spec else f"{file.parent.name}.{file.stem}")
+    name = f"{file.parent.name}.{file.stem}"
+    if spec:
+        name = spec.name
+    module = importlib.import_module(name)
     return getattr(module, function.__name__)
 
 
@@ -233,6 +247,20 @@ def reads_no_documents(unless: str = "") -> Callable[[_Function], _Function]:
     return mark
 
 
+def _reject_limit_without_effect(function: Callable[..., Any], max_malformed: float, named: Mapping[str, Any]) -> None:
+    """Raise UsageError if a limit of malformed records is given to a function that reads no documents."""
+    unless = getattr(function, _NO_DOCUMENTS, None)
+    if unless is None or named.get(unless) or max_malformed == RunOptions.max_malformed:
+        return
+    documents = "documents"
+    if unless:
+        documents += f" without --{unless}"
+    raise UsageError(
+        f"--max_malformed {max_malformed:g} has no effect on {function.__name__}, which reads no {documents}: leave it "
+        "out"
+    )
+
+
 def _deferred(function: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
     """Return a function with the same arguments that checks them, and returns the call: what is parsed runs later.
 
@@ -243,15 +271,12 @@ def _deferred(function: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
     @functools.wraps(function)
     def check(*arguments: Any, **named: Any) -> Callable[[], Any]:
         def call() -> Any:
-            require(not (fault := unknown_scheme_in([arguments, named])), fault)
-            for options in (value for value in (*arguments, *named.values()) if isinstance(value, RunOptions)):
-                options.check_scratch([arguments, named])
-                unless = getattr(function, _NO_DOCUMENTS, None)
-                require(
-                    unless is None or bool(named.get(unless)) or options.max_malformed == RunOptions.max_malformed,
-                    f"--max_malformed {options.max_malformed:g} has no effect on {function.__name__}, which reads no "
-                    f"documents{f' without --{unless}' if unless else ''}: leave it out",
-                )
+            fault = unknown_scheme_in([arguments, named])
+            require(not fault, fault)
+            for value in (*arguments, *named.values()):
+                if isinstance(value, RunOptions):
+                    value.check_scratch([arguments, named])
+                    _reject_limit_without_effect(function, value.max_malformed, named)
             return function(*arguments, **named)
 
         return call

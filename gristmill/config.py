@@ -67,10 +67,14 @@ class Range(NamedTuple):
         is_large_enough = self.min < value if self.above else self.min <= value
         if is_large_enough and value <= self.max:
             return ""
-        at_least = f"more than {self.min:g}" if self.above else f"{self.min:g} or more"
+        at_least = f"{self.min:g} or more"
+        if self.above:
+            at_least = f"more than {self.min:g}"
         if isinstance(value, float) and not math.isfinite(value):
             return f"a finite number, {at_least}"
-        return f"{self.max:,} or less" if value > self.max else at_least
+        if value > self.max:
+            return f"{self.max:,} or less"
+        return at_least
 
 
 def check_ranges(options: Any, prefix: str = "") -> None:
@@ -82,11 +86,15 @@ def check_ranges(options: Any, prefix: str = "") -> None:
     for name, allowed in options.RANGES.items():
         value = getattr(options, name)
         default = defaults[name]
-        for number in value if isinstance(value, tuple) else (value,):
-            fault = "" if number is None else allowed.fault(number)
+        numbers = value if isinstance(value, tuple) else (value,)
+        for number in numbers:
+            if number is None:
+                continue
+            fault = allowed.fault(number)
             if fault:
-                shown = " ".join(map(str, default)) if isinstance(value, tuple) else default
-                raise UsageError(f"{prefix}{name} is {value}; expected {fault}; try --{prefix}{name} {shown}")
+                if isinstance(value, tuple):
+                    default = " ".join(map(str, default))
+                raise UsageError(f"{prefix}{name} is {value}; expected {fault}; try --{prefix}{name} {default}")
 
 
 def toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -165,8 +173,9 @@ def _from_tables(cls: type, tables: Sequence[tuple[str, dict[str, Any]]], prefix
                 _convert(value, section, f"{file}: {prefix}{key}")
             files = ", ".join(file for file, _ in given)
             value = functools.reduce(_laid_over, [value for _, value in given])
-            is_merged = len(given) > 1 and isinstance(value, dict)
-            values[field.name] = _convert(value, section, f"{files if is_merged else given[-1][0]}: {prefix}{key}")
+            if not isinstance(value, dict):  # the last one counts
+                files, _ = given[-1]
+            values[field.name] = _convert(value, section, f"{files}: {prefix}{key}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             values[field.name] = tyro.MISSING
     return cls(**values)
@@ -182,7 +191,9 @@ def _laid_over(below: Any, above: Any) -> Any:
         return above
     merged = dict(below)
     for key, value in above.items():
-        merged[key] = _laid_over(below[key], value) if key in below else value
+        if key in below:
+            value = _laid_over(below[key], value)
+        merged[key] = value
     return merged
 
 
@@ -217,16 +228,25 @@ def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
         if unknown := re.search("unknown field `(.*?)`", str(error)):
             members = typing.get_args(kind)  # of a table, or an array of tables, of Structs
             known = next(member.__struct_fields__ for member in members if hasattr(member, "__struct_fields__"))
-            tables = value.items() if isinstance(value, dict) else ()
-            owners = [f".{name}" for name, table in tables if isinstance(table, dict) and unknown[1] in table]
-            owner = owners[0] if owners else ""
+            owner = _table_with(value, unknown[1])
             raise UsageError(f"{where}{owner}: unknown key {unknown[1]}{suggestion(unknown[1], known)}") from error
         if fault := _table_fault(value, kind, where):
             raise UsageError(fault) from error
-        detail = f" ({error})" if typing.get_origin(kind) is dict else ""
-        is_list = typing.get_origin(kind) is tuple and isinstance(value, str) and value != ""
-        advice = f"; try {json.dumps([value])}" if is_list else ""
-        raise UsageError(f"{where}: expected {expected(kind)}, got {value!r}{detail}{advice}") from error
+        got = repr(value)
+        if typing.get_origin(kind) is dict:
+            got += f" ({error})"
+        if typing.get_origin(kind) is tuple and isinstance(value, str) and value:
+            got += f"; try {json.dumps([value])}"
+        raise UsageError(f"{where}: expected {expected(kind)}, got {got}") from error
+
+
+def _table_with(value: Any, key: str) -> str:
+    """Return the name of the first of several tables that has a key, after a dot; '' if none has, or there is one."""
+    if isinstance(value, dict):
+        for name, table in value.items():
+            if isinstance(table, dict) and key in table:
+                return f".{name}"
+    return ""
 
 
 def _table_fault(value: Any, kind: Any, where: str) -> str:
@@ -243,7 +263,9 @@ def _table_fault(value: Any, kind: Any, where: str) -> str:
         return ""
     types = typing.get_type_hints(members[0])
     for header, table in tables.items():
-        at = f"{file}: {header}" if file else header
+        at = header
+        if file:
+            at = f"{file}: {header}"
         if not isinstance(table, dict):
             return f"{at}: expected a table, got {table!r}"
         for name, given in table.items():
@@ -308,13 +330,16 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
             if name not in options and not name.startswith(tables):
                 advice = suggestion(name, list(options))
                 raise UsageError(f"unknown option {argument.partition('=')[0]}{advice}")
-            if any(isinstance(member, type) and issubclass(member, msgspec.Struct) for member in _items(options, name)):
+            items = _items(options, name)
+            if any(isinstance(member, type) and issubclass(member, msgspec.Struct) for member in items):
                 header = f"[[{name.removeprefix('--')}]]"
                 raise UsageError(f"{name}: expected tables {header} in a file; try --config FILE")
         if bool in (options.get(name), *typing.get_args(options.get(name))):
             option, equals, value = argument.rpartition("=")
             is_value = equals or not argument.startswith("--")
-            checked.append(option + equals + value.capitalize() if is_value else argument)
+            if is_value:
+                argument = f"{option}{equals}{value.capitalize()}"
+            checked.append(argument)
             if not is_value and following.startswith("--"):
                 checked.append("True")
         else:
@@ -325,7 +350,9 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
 def _items(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     """Return the types of the items of an option that is a tuple; none of others."""
     kind = options.get(name)
-    return typing.get_args(kind) if typing.get_origin(kind) is tuple else ()
+    if typing.get_origin(kind) is not tuple:
+        return ()
+    return typing.get_args(kind)
 
 
 def _set_tables(cls: type, default: Any, arguments: list[str]) -> tuple[Any, list[str]]:

@@ -18,7 +18,10 @@ class OutputConsole(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         parts = list[Any]()
         for item in objects:
-            parts += item.renderables if isinstance(item, Group) else [item]
+            if isinstance(item, Group):
+                parts += item.renderables
+            else:
+                parts.append(item)
         wide = self.options.update(width=10_000)
         for part in parts:
             if isinstance(part, Table):  # rather than cut a number: the terminal breaks its lines
@@ -37,5 +40,6 @@ class OutputConsole(Console):
 
 def wide_console() -> Console:
     """Return a console on standard output; 160 columns wide if that is no terminal, so that tables are not cut."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: closed, as by `>&-`
-    return OutputConsole(soft_wrap=True, width=None if is_terminal else 160)
+    if sys.stdout is not None and sys.stdout.isatty():  # None: closed, as by `>&-`
+        return OutputConsole(soft_wrap=True)
+    return OutputConsole(soft_wrap=True, width=160)

@@ -44,7 +44,9 @@ def kernel(function: Any = None, **options: Any) -> Any:
         function: The function, where this is used as a decorator without arguments.
         options: Further options of numba.njit, such as inline="always".
     """
-    return (lambda function: Kernel(function, options)) if function is None else Kernel(function, options)
+    if function is None:
+        return lambda decorated: Kernel(decorated, options)
+    return Kernel(function, options)
 
 
 class Kernel:

@@ -19,8 +19,9 @@ class LazyPackage(ModuleType):
         return getattr(import_module(f"{self.__name__}.{modules[name]}"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_module = isinstance(value, ModuleType) and name in self.__dict__["lazy_names"]
-        super().__setattr__(name, getattr(value, name) if is_module else value)
+        if isinstance(value, ModuleType) and name in self.__dict__["lazy_names"]:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
 
 
 def import_lazily(package: str, names: Iterable[str], modules: Mapping[str, Iterable[str]]) -> None:

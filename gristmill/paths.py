@@ -33,8 +33,11 @@ class ObjectName(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Such as s3://bucket/key."""
-        return f"{self.scheme}://{self.bucket}" + (f"/{self.key}" if self.key else "")
+        """Return it as it is typed, such as s3://bucket/key."""
+        url = f"{self.scheme}://{self.bucket}"
+        if self.key:
+            url += f"/{self.key}"
+        return url
 
 
 def scheme_of(path: Path | str) -> str:
@@ -44,8 +47,12 @@ def scheme_of(path: Path | str) -> str:
     ('s3', 's3', '')
     """
     text = str(path)
-    match = _REMOTE.search(text) if ":" in text else None
-    return match[1] if match else ""
+    if ":" not in text:
+        return ""
+    match = _REMOTE.search(text)
+    if match is None:
+        return ""
+    return match[1]
 
 
 def below(root: Path, path: Path) -> Path:
@@ -54,7 +61,9 @@ def below(root: Path, path: Path) -> Path:
     >>> below(Path("/data"), Path("a")), below(Path("/data"), Path("s3://bucket/a"))
     (PosixPath('/data/a'), PosixPath('s3:/bucket/a'))
     """
-    return path if scheme_of(path) else root / path
+    if scheme_of(path):
+        return path
+    return root / path
 
 
 def object_name(path: Path | str) -> ObjectName:
@@ -170,7 +179,9 @@ def name_of(path: Path | str) -> str:
     text = str(path)
     is_absolute = text[:1] == "/"
     if not _ODD_PART.search(text, is_absolute):  # as most are, of the many that a large corpus has
-        return text if is_absolute else f"{os.getcwd().rstrip('/')}/{text}"  # noqa: PTH109
+        if is_absolute:
+            return text
+        return f"{os.getcwd().rstrip('/')}/{text}"  # noqa: PTH109
     if ".." in text and not scheme_of(text):  # after a link, `..` is the parent of what the link leads to
         return os.path.realpath(text)
     return os.path.abspath(text)
@@ -179,7 +190,9 @@ def name_of(path: Path | str) -> str:
 def absolute(path: Path) -> Path:
     """Return the absolute path; one that is absolute and has no `..` is returned as it is."""
     name = name_of(path)
-    return path if name == str(path) else Path(name)
+    if name == str(path):
+        return path
+    return Path(name)
 
 
 def join(folder: str, relative: str) -> str:

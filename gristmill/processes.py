@@ -196,8 +196,11 @@ def how_ended(processes: Iterable[BaseProcess]) -> str:
     code = next(iter(by_itself or codes or ended), None)
     if code is None:
         return "or the process that starts them did"
-    number = signal.SIGTERM if code == TERMINATED else -code
-    return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {code}"
+    if code == TERMINATED:
+        return signal.SIGTERM.name
+    if -code in set(signal.Signals):
+        return signal.Signals(-code).name
+    return f"exit code {code}"
 
 
 def discard_output() -> None:
@@ -221,7 +224,9 @@ def call_apart(function: Callable[..., Any], **arguments: Any) -> Any:
             child.kill()
             raise
     if child.returncode:
-        how = f"exit code {child.returncode}" if child.returncode > 0 else signal.Signals(-child.returncode).name
+        how = f"exit code {child.returncode}"
+        if child.returncode < 0:
+            how = signal.Signals(-child.returncode).name
         raise WorkerDied(
             f"the process of {function.__name__} died ({how}): most often the machine ran out of memory. Give a "
             "smaller --sample, or more memory"
@@ -257,7 +262,7 @@ def serve() -> None:
 
 
 class _Collector:
-    """What is known of this process's garbage collector."""
+    """The state of this process's garbage collector."""
 
     passes_over_own = False
 

@@ -158,7 +158,9 @@ def check_steps(steps: Sequence[DocumentStep], reserved: Iterable[str] = ()) -> 
         for fact in step.needs:
             if fact not in makers:
                 later = next((other.name for other in steps if fact in other.makes), "")
-                advice = f"move it behind {later!r}" if later else "add the step that makes it"
+                advice = "add the step that makes it"
+                if later:
+                    advice = f"move it behind {later!r}"
                 raise UsageError(f"step {step.name!r} needs the fact {fact!r}, which no step before it makes: {advice}")
         for fact, kind in step.makes.items():
             if fact in makers:
@@ -244,8 +246,10 @@ def run_steps(steps: Sequence[DocumentStep], batch: Batch, deaths: Mapping[int, 
                 number = numbers[at]
                 done.texts[number] = None
                 done.reasons[number] = outcome.reasons[at]
-                done.values[number] = None if outcome.values is None else float(outcome.values[at])
-                done.details[number] = "" if outcome.details is None else outcome.details[at]
+                if outcome.values is not None:
+                    done.values[number] = float(outcome.values[at])
+                if outcome.details is not None:
+                    done.details[number] = outcome.details[at]
             left = left[is_kept]
             facts = {name: _read_only(values[is_kept]) for name, values in facts.items()}
     return done
@@ -313,14 +317,18 @@ def _apply(step: DocumentStep, batch: Batch) -> Outcome:
 def _span(batch: Batch) -> str:
     """Return where the documents of a batch are, for messages."""
     first = batch.place(0)
-    return f"{first} to {batch.place(len(batch) - 1)}" if len(batch) > 1 else first
+    if len(batch) == 1:
+        return first
+    return f"{first} to {batch.place(len(batch) - 1)}"
 
 
 def _check_strings(step: DocumentStep, batch: Batch, what: str, items: Iterable[tuple[int, Any]]) -> None:
     for number, item in items:
         if type(item) is str and (item.isascii() or _is_unicode(item)):
             continue
-        got = "a lone surrogate" if isinstance(item, str) else f"a {type(item).__name__}"
+        got = f"a {type(item).__name__}"
+        if isinstance(item, str):
+            got = "a lone surrogate"
         said = f"step {step.name!r} returned {got} among its {what} for {batch.place(number)}"
         raise UsageError(f"{said}: expected strings of Unicode")
 

@@ -28,7 +28,10 @@ def utf8_size(text: str) -> int:
         return len(text)
     if len(text) <= _PIECE:
         return len(text.encode())
-    return sum(len(text[start : start + _PIECE].encode()) for start in range(0, len(text), _PIECE))
+    size = 0
+    for start in range(0, len(text), _PIECE):
+        size += len(text[start : start + _PIECE].encode())
+    return size
 
 
 def text_digest(text: str) -> bytes:

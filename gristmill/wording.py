@@ -36,7 +36,9 @@ def duration(seconds: float) -> str:
     if seconds >= 7200:
         number = seconds / 3600
         unit = "h"
-    return f"{number:,.1f} {unit}" if number < 100 else f"{number:,.0f} {unit}"
+    if number < 100:
+        return f"{number:,.1f} {unit}"
+    return f"{number:,.0f} {unit}"
 
 
 def message_of(error: BaseException) -> str:

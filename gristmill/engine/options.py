@@ -175,9 +175,12 @@ def parse_size(text: str, option: str = "") -> int:
     1536
     """
     number = text.strip().rstrip("BbIi")
-    unit = number[-1:].upper() if number[-1:].isalpha() else ""
+    unit = ""
+    if number[-1:].isalpha():
+        unit = number[-1].upper()
+        number = number[:-1]
     try:
-        size = int(float(number.removesuffix(number[-1:] if unit else "")) * _UNITS[unit])
+        size = int(float(number) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
         size = 0
     if size <= 0:

@@ -117,13 +117,17 @@ def rewrite_corpus(
 
     def output_of(part: Slice) -> Path:
         """Return where a slice is written: also one that is marked as damaged, and so none of `pieces`."""
-        return _piece_path(run, part, targets) if parquet or is_piece(part) else targets[part.name]
+        if parquet or is_piece(part):
+            return _piece_path(run, part, targets)
+        return targets[part.name]
 
     def plan(groups: list[SliceGroup]) -> Iterator[Task]:
         """Yield a task for each group of small files, and each piece of a large one, whose output is temporary."""
         for group in groups:
             outputs = tuple(map(output_of, group))
-            further = also(group) if also else {}
+            further = dict[str, Path]()
+            if also:
+                further |= also(group)
             if table:
                 further["rows"] = tables / f"{group[0].label}{_TABLE}"
             given = {"outputs": outputs, **arguments}
@@ -234,7 +238,8 @@ def _find_schemas(run: StageRun, groups: Sequence[list[CorpusFile]], pieces: dic
 
 def find_schemas(pieces: dict[str, list[Path]]) -> Result:
     """Task: the value is the schema of the records in the pieces of each file."""
-    return Result(Counts({}, []), {name: _encode_schema(schema_of(paths, name)) for name, paths in pieces.items()})
+    schemas = {name: _encode_schema(schema_of(paths, name)) for name, paths in pieces.items()}
+    return Result(Counts({}, []), schemas)
 
 
 def write_tables(pieces: list[tuple[str, Pieces]], schemas: dict[str, str], targets: tuple[Path, ...]) -> None:

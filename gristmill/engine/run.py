@@ -222,13 +222,15 @@ def open_stage(
     state = root / STATE_DIR
     ledger = Ledger(state, run_name(stage.name, label, part))
     name = ledger.file.stem
-    may_share = store_of(state).has_file_locks  # else a call for a part excludes all others
-    lock_name = name if may_share else run_name(stage.name, label)
+    lock_name = run_name(stage.name, label)  # a call for a part excludes all others, unless locks can be shared
+    containing = list[Ledger]()
+    if store_of(state).has_file_locks:
+        lock_name = name
+        containing = ledger.containing
     lock = state / f"{lock_name}.lock"
     paths = [str(resolved(path)) for path in (*reads, *publishes, *files)]
     work = " ".join([name, *words_of_work(sys.argv[1:]), *paths])
     with ExitStack() as stack:
-        containing = ledger.containing if may_share else []
         for whole in reversed(containing):
             stack.enter_context(stage_lock(whole.file.with_suffix(".lock"), options.quiet, shared=True))
         execution = stack.enter_context(open_execution_context(options, lock, work))

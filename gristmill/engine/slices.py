@@ -51,7 +51,8 @@ def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
             arguments = {"file": file, "slice_bytes": readers.SLICE_BYTES}
             tasks.append(Task(file.name, find_slices, arguments, size=file.size))
         starts = run.step("cut", tasks)
-        checked = run.step(_CHECK, [_check_task(file) for file in large if run.has_run(_CHECK, file.name)])
+        known_to_be_damaged = [file for file in large if run.has_run(_CHECK, file.name)]
+        checked = run.step(_CHECK, [_check_task(file) for file in known_to_be_damaged])
         damaged = starts.counts.damaged | checked.counts.damaged
         cuts = {file.name: file_cuts for file, file_cuts in zip(large, starts.values(list[SliceStart]), strict=True)}
     slices = list[Slice]()
@@ -103,7 +104,10 @@ def leaves_out_damaged(
                 raise
             marked = list[Slice]()
             for part in group:
-                damage = _describe(error) if part.path == error.path else _find_damage(part)
+                if part.path == error.path:
+                    damage: Damage | None = _describe(error)
+                else:
+                    damage = _find_damage(part)
                 marked.append(_mark(part, damage))
         return function(tuple(marked), *arguments, **named)
 
@@ -148,7 +152,9 @@ def _check_task(file: CorpusFile | Slice) -> Task:
 def check_file(part: Slice) -> Counts:
     """Task: read a file to its end; the counts say whether it is damaged."""
     damage = _find_damage(part)
-    damaged = {part.name: damage} if damage else {}
+    damaged = dict[str, Damage]()
+    if damage:
+        damaged[part.name] = damage
     return Counts({}, [], damaged)
 
 

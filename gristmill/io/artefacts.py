@@ -88,13 +88,17 @@ def encode_names(
 
     With `missing`, a name that is missing is that one.
     """
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
     if not any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
         raise InputError(f"{path}: column {name} is {column.type}: expected strings, the names of files")
     if pa.types.is_string_view(kind) or missing is not None:
         column = column.cast(pa.string())  # Arrow does not encode views, nor fill in dictionaries
-    column = column if missing is None else column.fill_null(missing)
-    column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    if missing is not None:
+        column = column.fill_null(missing)
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
     if isinstance(column, pa.ChunkedArray):
         column = column.unify_dictionaries().combine_chunks()
     if column.null_count or column.dictionary.null_count:
@@ -110,8 +114,13 @@ def write_table(path: Path, columns: Columns) -> None:
 
 def write_rows(path: Path, schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> None:
     """Write a Parquet table of rows, each with a value for each field of the schema, atomically."""
-    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    write_table(path, {field.name: pa.array(values, field.type) for field, values in zip(schema, columns, strict=True)})
+    columns: Iterable[tuple[Any, ...]] = [()] * len(schema)
+    if rows:
+        columns = zip(*rows, strict=True)
+    arrays = dict[str, pa.Array]()
+    for field, values in zip(schema, columns, strict=True):
+        arrays[field.name] = pa.array(values, field.type)
+    write_table(path, arrays)
 
 
 @contextmanager

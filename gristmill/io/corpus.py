@@ -127,10 +127,11 @@ def scan_corpus(
     for path, size, why_not_listed in list_finished(root):
         reason = why_not_listed or _unread_reason(path.name, read_also)
         name = prefix + str(path)[cut:]
-        fault = "" if reason else name_fault(name)
-        if fault:
-            odd.append(f"{name!r} ({fault})")
-            reason = ODD_NAME
+        if not reason:
+            fault = name_fault(name)
+            if fault:
+                odd.append(f"{name!r} ({fault})")
+                reason = ODD_NAME
         if reason:
             unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), size, reason))
         else:
@@ -159,7 +160,9 @@ def list_source(folder: Path, source: str, text_column: str = "text") -> list[Co
             f"{folder} with `all`: that may be the data set `all` or every data set in a folder of that name. Rename "
             "the folder, or give the folder above it: all its data sets, `all` among them, are then read"
         )
-    prefix = "" if source == "all" else f"{source}/"
+    prefix = f"{source}/"
+    if source == "all":
+        prefix = ""
     listed = source_folder(folder, source)
     files = list_corpus(listed, prefix, text_column)
     below = [file.name.split("/")[1:] for file in files]
@@ -173,8 +176,9 @@ def list_source(folder: Path, source: str, text_column: str = "text") -> list[Co
 
 def source_folder(folder: Path, source: str) -> Path:
     """Return the folder that list_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
-    is_root = source != "all" and folder.absolute().name != source and is_folder(folder / source)
-    return folder / source if is_root else folder
+    if source != "all" and folder.absolute().name != source and is_folder(folder / source):
+        return folder / source
+    return folder
 
 
 def _unread_reason(name: str, read_also: Collection[str]) -> str:
@@ -353,7 +357,9 @@ def _of_format(corpus: Corpus, format: str, folder: Path) -> Corpus:
     """Return the files of one format; the others are not read."""
     if not format:
         return corpus
-    chosen_formats = LINE_FORMATS if format == FORMATS[0] else (format,)
+    chosen_formats: tuple[str, ...] = (format,)
+    if format == FORMATS[0]:
+        chosen_formats = LINE_FORMATS
     files = list[CorpusFile]()
     unread = list(corpus.unread)
     formats = set[str]()

@@ -64,7 +64,9 @@ def parse_name(name: str) -> CorpusName | None:
     format = suffix.lower()
     is_known = format in (*LINE_FORMATS, *TEXT_FORMATS, *WEB_FORMATS)
     is_known = is_known or (format in TABLE_FORMATS and not compression)
-    return CorpusName(stem, format, compression) if dot and is_known else None
+    if not dot or not is_known:
+        return None
+    return CorpusName(stem, format, compression)
 
 
 def compression_of(name: str) -> str:
@@ -84,7 +86,9 @@ def unknown_suffix(name: str) -> str:
     if "." in stem and compression_of(name):
         suffixes.insert(0, f".{stem.rpartition('.')[2]}")
     suffix = "".join(filter(_SUFFIX.fullmatch, suffixes))
-    return suffix if stem and suffix else "no suffix"
+    if not stem or not suffix:
+        return "no suffix"
+    return suffix
 
 
 def table_name(name: str) -> str:
@@ -107,7 +111,9 @@ def normal_name(name: str, zst: bool = False) -> str:
     parts = parse_name(name)
     assert parts is not None, name
     if not zst and parts.format in LINE_FORMATS and parts.compression in ("", "gz"):
-        return f"{parts.stem}.jsonl.gz" if parts.compression else f"{parts.stem}.jsonl"
+        if parts.compression:
+            return f"{parts.stem}.jsonl.gz"
+        return f"{parts.stem}.jsonl"
     return f"{parts.stem}.jsonl.zst"
 
 
@@ -146,7 +152,9 @@ def label_of(source: str, band: str) -> str:
     >>> label_of("web", "high"), label_of("web", "")
     ('web/high', 'web')
     """
-    return f"{source}/{band}" if band else source
+    if not band:
+        return source
+    return f"{source}/{band}"
 
 
 def folder_of(label: str) -> str:
@@ -161,13 +169,17 @@ def folder_of(label: str) -> str:
 def source_of(file: str) -> str:
     """Return the first folder of a path relative to the corpus root; 'corpus' for a file directly in the root."""
     source, slash, _ = file.partition("/")
-    return source if slash else "corpus"
+    if not slash:
+        return "corpus"
+    return source
 
 
 def stem(name: str) -> str:
     """Return the file name without its corpus suffix, such as .jsonl.zst; the name itself if it has none."""
     parts = parse_name(name)
-    return parts.stem if parts else name
+    if parts is None:
+        return name
+    return parts.stem
 
 
 class Document(msgspec.Struct):
@@ -201,7 +213,9 @@ class Document(msgspec.Struct):
             )
         renamed = dict[str, Any]()  # in the same order
         for field, value in self.fields.items():
-            renamed[name if field == self.text_column else field] = value
+            if field == self.text_column:
+                field = name
+            renamed[field] = value
         self.fields = renamed
         self.text_column = name
 
@@ -212,7 +226,9 @@ class Document(msgspec.Struct):
     def value(self, field: str) -> Any:
         """Return a field's value, decoded where it is raw JSON; None if the record has no such field."""
         stored = self.fields.get(field)
-        return decode_value(stored) if isinstance(stored, msgspec.Raw) else stored
+        if isinstance(stored, msgspec.Raw):
+            return decode_value(stored)
+        return stored
 
     @property
     def own_id(self) -> str | None:
@@ -223,8 +239,9 @@ class Document(msgspec.Struct):
         if isinstance(value, str):
             return value.encode(errors="replace").decode()  # a lone surrogate is no Unicode
         stored = self.fields["id"]
-        json = bytes(stored) if isinstance(stored, msgspec.Raw) else _ENCODER.encode(value)
-        return json.decode()
+        if isinstance(stored, msgspec.Raw):
+            return bytes(stored).decode()
+        return _ENCODER.encode(value).decode()
 
     @property
     def original_key(self) -> DocKey:
@@ -338,14 +355,19 @@ def slices_at(file: CorpusFile, cuts: list[SliceStart]) -> list[Slice]:
     share, rest = divmod(file.size, len(cuts))
     slices = list[Slice]()
     for cut, following in zip_longest(cuts, cuts[1:]):
+        end: int | None = None
+        size = share + rest
+        if following:
+            end = following.start
+            size = share
         slices.append(
             Slice(
                 file.path,
                 file.name,
                 first_row=cut.row,
                 start=cut.start,
-                end=following.start if following else None,
-                size=share if following else share + rest,
+                end=end,
+                size=size,
                 text_column=file.text_column,
                 ranges=cut.ranges,
                 reading=file.reading,

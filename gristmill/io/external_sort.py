@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,9 @@ class ExternalSorter:
         held = self._held
         self._held = []
         self._count = 0
-        return [self._sort(held)] if held else []
+        if not held:
+            return []
+        return [self._sort(held)]
 
     def _sort(self, parts: list[NDArray]) -> NDArray:
         records = np.concatenate(parts)
@@ -122,7 +124,9 @@ class ExternalSorter:
             first = low
             low = first + int(np.searchsorted(column, bound[key]))
             high = first + int(np.searchsorted(column, bound[key], "right"))
-        return high if equal else low
+        if equal:
+            return high
+        return low
 
 
 class _Run:
@@ -205,7 +209,10 @@ def scatter_records(paths: Sequence[Path], blocks: Iterable[tuple[NDArray, NDArr
     """
     assert len(paths) <= MAX_SCATTERED, len(paths)
     with ExitStack() as stack:
-        files = [stack.enter_context(stack.enter_context(atomic_write(path)).open("wb")) for path in paths]
+        files = list[BinaryIO]()
+        for path in paths:
+            temporary = stack.enter_context(atomic_write(path))
+            files.append(stack.enter_context(temporary.open("wb")))
         for records, numbers in blocks:
             ordered = records[np.argsort(numbers, kind="stable")]
             ends = np.cumsum(np.bincount(numbers, minlength=len(paths)))
@@ -216,7 +223,9 @@ def scatter_records(paths: Sequence[Path], blocks: Iterable[tuple[NDArray, NDArr
 
 def read_records(paths: Path | Iterable[Path], dtype: np.dtype, size: int) -> Iterator[NDArray]:
     """Yield the records of a file, or of several one after another, in arrays of up to `size` records."""
-    for path in [paths] if isinstance(paths, Path) else paths:
+    if isinstance(paths, Path):
+        paths = [paths]
+    for path in paths:
         with path.open("rb") as file:
             while True:
                 records = np.fromfile(file, dtype, size)

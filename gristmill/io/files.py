@@ -101,8 +101,9 @@ def list_finished(folder: Path, what: str = "a folder") -> list[Found]:
         if not is_folder(folder):
             if is_file(folder):
                 raise UsageError(f"{folder}: expected {what}, got a file. Check the path")
-            may_be_of_hub = len(folder.parts) == 2 and not scheme_of(folder)
-            of_hub = f"; a data set of the Hub is hf://datasets/{folder}" if may_be_of_hub else ""
+            of_hub = ""
+            if len(folder.parts) == 2 and not scheme_of(folder):
+                of_hub = f"; a data set of the Hub is hf://datasets/{folder}"
             raise UsageError(f"{folder}: expected {what}, but there is none of that name. Check the path{of_hub}")
         reject_unfinished(folder)
         return list(walk_all(folder, STATE_DIR))
@@ -124,23 +125,28 @@ def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written:
     for path in map(Path, paths):
         folders = folders_above(absolute(path))
         if folders[0] not in marks:
-            for root in (root for root in folders if root not in marks):
-                marks[root] = list(marks_in(root))
-                _reject_marks(path, root, marks[root] if root not in ours else ())
-        for mark in (mark for mark in marks[folders[0]] if path.name in mark.files and mark.run != own):
-            raise InputError(
-                f"{path} is not up to date: {mark.run}, which writes it, {mark.reason}. Run {stage_in(mark.run)} "
-                f"again to its end, with the same options. (If it is right in spite of that, remove {mark.path}.)"
-            )
+            for root in folders:
+                if root not in marks:
+                    marks[root] = list(marks_in(root))
+                    if root not in ours:
+                        _reject_marks(path, root, marks[root])
+        for mark in marks[folders[0]]:
+            if path.name in mark.files and mark.run != own:
+                raise InputError(
+                    f"{path} is not up to date: {mark.run}, which writes it, {mark.reason}. Run {stage_in(mark.run)} "
+                    f"again to its end, with the same options. (If it is right in spite of that, remove {mark.path}.)"
+                )
 
 
 def _reject_marks(folder: Path, root: Path, marks: Iterable[Mark]) -> None:
     """Raise InputError if one of the marks in `root` is of all of it."""
-    for mark in (mark for mark in marks if not mark.files):
-        raise InputError(
-            f"{folder} is not complete: {mark.run}, which writes {root}, {mark.reason}. Run {stage_in(mark.run)} again "
-            f"to its end, with the same options. (If {root} is complete in spite of that, remove {mark.path}.)"
-        )
+    for mark in marks:
+        if not mark.files:
+            raise InputError(
+                f"{folder} is not complete: {mark.run}, which writes {root}, {mark.reason}. Run {stage_in(mark.run)} "
+                f"again to its end, with the same options. (If {root} is complete in spite of that, remove "
+                f"{mark.path}.)"
+            )
 
 
 def _mark_path(folder: Path, run: str) -> Path:

@@ -162,7 +162,9 @@ class PackedKeys:
 
     def __init__(self, path: Path, numbers: Mapping[str, int]) -> None:
         self.numbers = numbers
-        self.packed = np.memmap(path, np.uint64, "r") if path.stat().st_size else np.empty(0, np.uint64)
+        self.packed: NDArray[np.uint64] = np.empty(0, np.uint64)
+        if path.stat().st_size:
+            self.packed = np.memmap(path, np.uint64, "r")
 
     @classmethod
     @contextmanager

@@ -159,7 +159,9 @@ def compression_in(name: str, first: bytes) -> str:
     for compression, magic in _COMPRESSED.items():
         if magic.match(first):
             return compression
-    return "" if _PLAIN.match(first) else compression_of(name)
+    if _PLAIN.match(first):
+        return ""
+    return compression_of(name)
 
 
 def is_compressed(path: Path) -> bool:
@@ -181,8 +183,11 @@ def reject_stand_in(path: Path, first: bytes) -> None:
 
 
 def _named(path: Path, fault: str, what: str) -> DamagedFile:
-    article = "an" if fault[0] in "AH" else "a"
-    kind = fault if fault == "JSON" else f"{article} {fault}"
+    kind = f"a {fault}"
+    if fault == "JSON":
+        kind = fault
+    elif fault[0] in "AH":
+        kind = f"an {fault}"
     return DamagedFile(path, fault, f"this is {kind}, {what}, or remove it to continue without it.")
 
 
@@ -289,7 +294,9 @@ def _chunks(
     file.seek(0)
     reject_stand_in(path, first)
     compression = compression_in(path.name, first)
-    return decompress(file, compression, gunzip) if compression else _plain_chunks(file, start, end)
+    if compression:
+        return decompress(file, compression, gunzip)
+    return _plain_chunks(file, start, end)
 
 
 def _plain_chunks(file: BinaryIO, start: int, end: int | None) -> Iterator[bytes]:

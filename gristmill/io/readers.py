@@ -81,7 +81,9 @@ def plan_slices(file: CorpusFile) -> list[Slice]:
 
     Reads a large file. Raises InputError if a file that must be cut is unreadable.
     """
-    return slices_at(file, find_cuts(file, SLICE_BYTES) if is_cut(file) else ONE_SLICE)
+    if not is_cut(file):
+        return slices_at(file, ONE_SLICE)
+    return slices_at(file, find_cuts(file, SLICE_BYTES))
 
 
 def is_cut(file: CorpusFile) -> bool:
@@ -102,7 +104,9 @@ def find_cuts(file: CorpusFile, slice_bytes: int) -> list[SliceStart]:
 
 def _format(name: str) -> str:
     parts = parse_name(name)
-    return parts.format if parts else ""
+    if parts is None:
+        return ""
+    return parts.format
 
 
 def _is_plain_lines(name: str) -> bool:
@@ -259,12 +263,16 @@ def _records_of(part: Slice) -> Iterator[tuple[int, Record | Skipped]]:
     kind = _format(part.name)
     if kind in TABLE_FORMATS:
         return _read_table(part)
-    if kind in ("csv", "tsv"):
-        return _read_csv(part, "," if kind == "csv" else "\t")
+    if kind == "csv":
+        return _read_csv(part, ",")
+    if kind == "tsv":
+        return _read_csv(part, "\t")
     if kind in WEB_FORMATS:
         chunks = read_chunks(part.path, gzip_members)
         return read_archive(part.path, chunks, part.text_column, part.reading.extract)
-    return _read_text(part, kind) if kind in FILE_FORMATS else _read_lines(part)
+    if kind in FILE_FORMATS:
+        return _read_text(part, kind)
+    return _read_lines(part)
 
 
 def _to_document(record: Record, key: DocKey, part: Slice) -> Document:
@@ -313,7 +321,9 @@ def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
         if not is_checked:
             reject_one_value(part.path, line.strip())
             is_checked = True
-        return row, _cut_to_bad(line, "line", MAX_LINE_BYTES) if isinstance(line, CutLine) else line
+        if isinstance(line, CutLine):
+            return row, _cut_to_bad(line, "line", MAX_LINE_BYTES)
+        return row, line
 
     return filter(None, map(to_record, read_lines(part.path, part.start, part.end, MAX_LINE_BYTES)))
 
@@ -389,8 +399,10 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
     row = part.first_row
     try:
         with wrap_read_errors(part.path):
-            is_parquet = _format(part.name) == "parquet"
-            batches = parquet_batches(part.path, part.start, part.end) if is_parquet else ipc_batches(part.path)
+            if _format(part.name) == "parquet":
+                batches = parquet_batches(part.path, part.start, part.end)
+            else:
+                batches = ipc_batches(part.path)
             _require_column(next(batches).names, part)
             for batch in batches:
                 for record in records(batch, part.text_column):
@@ -404,9 +416,12 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
 
 
 def _require_column(columns: list[str], part: Slice) -> None:
-    if twice := [name for name, number in Counter(columns).items() if number > 1]:
+    twice = [name for name, number in Counter(columns).items() if number > 1]
+    if twice:
         raise InputError(f"{part.path} has several columns {twice[0]!r}: rename all but one, or all but the text's")
-    for name in fields_named(part.text_column) if part.text_column not in columns else ():
+    if part.text_column in columns:
+        return
+    for name in fields_named(part.text_column):
         if name in columns or name.partition(".")[0] in columns:
             continue
         raise UsageError(

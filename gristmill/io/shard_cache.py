@@ -179,7 +179,9 @@ class ShardCache:
             path = self._path(shard)
             info = listed.get(path.name)
             if info is None or info.size != size:
-                state = "is missing" if info is None else f"has {info.size:,} bytes"
+                state = "is missing"
+                if info is not None:
+                    state = f"has {info.size:,} bytes"
                 raise InputError(f"{path} {state}; {MANIFEST} says {size:,} bytes. {REMEDY}")
             files.append(info)
         return files

@@ -98,7 +98,9 @@ def decode_string(raw: msgspec.Raw, name: str) -> str:
         content = bytes(raw)
     if content.startswith(b'"'):
         raise Malformed("lone surrogate")
-    raise Malformed(f"{name} is null" if content == b"null" else f"{name} is not a string")
+    if content == b"null":
+        raise Malformed(f"{name} is null")
+    raise Malformed(f"{name} is not a string")
 
 
 def decode_text(line: bytes, column: str) -> str | None:
@@ -136,7 +138,7 @@ def decode_bytes(content: bytes, encoding: str) -> str:
 
 
 def join_messages(fields: dict[str, Any], column: str, message: str) -> str:
-    """The text of a chat: the template `message` filled in for each of the messages, which are a list in `column`.
+    """Return the text of a chat: the template `message`, filled in for each of the messages, a list in `column`.
 
     >>> chat = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "It grinds."}]
     >>> join_messages({"messages": chat}, "messages", "<{role}> {content}\\n")
@@ -164,8 +166,10 @@ def take_text(fields: dict[str, Any], column: str, encoding: str = "utf-8") -> s
         text = _value_in(fields, column)
     if isinstance(text, bytes):
         text = decode_bytes(text, encoding)
+    if text is None:
+        raise Malformed(f"{column} is null")
     if not isinstance(text, str):
-        raise Malformed(f"{column} is null" if text is None else f"{column} is not a string")
+        raise Malformed(f"{column} is not a string")
     if not _is_unicode(text):
         raise Malformed("lone surrogate")
     return text
@@ -177,32 +181,43 @@ def fields_named(column: str) -> list[str]:
     >>> fields_named("meta.text"), fields_named("{title}: {body}")
     (['meta.text'], ['title', 'body'])
     """
-    return [name for name in _NAMED.findall(column) or [column] if name != "*"]
+    named = _NAMED.findall(column) or [column]
+    return [name for name in named if name != "*"]
 
 
 def _value_in(fields: dict[str, Any], name: str) -> Any:
     if name == "*":
         return [_value_in(fields, field) for field in fields if field != "*"]
     value: Any = fields
-    for part in [name] if name in fields else name.split("."):
+    parts = name.split(".")
+    if name in fields:
+        parts = [name]
+    for part in parts:
         if not isinstance(value, dict) or part not in value:
             raise Malformed(f"{NO_FIELD} {name}", f"only {', '.join(fields) or 'no fields'}"[:200])
         value = value[part]
         try:
-            value = decode_value(value) if isinstance(value, msgspec.Raw) else value
+            if isinstance(value, msgspec.Raw):
+                value = decode_value(value)
         except RecursionError:
             raise _too_deep() from None
     return value
 
 
 def _spell(value: Any) -> str:
-    if isinstance(value, list | dict):
-        return "\n".join(map(_spell, value.values() if isinstance(value, dict) else value))
-    return "" if value is None else str(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return "\n".join(map(_spell, value))
+    if value is None:
+        return ""
+    return str(value)
 
 
 def _to_number(digits: str) -> int | float:
-    return int(digits) if len(digits) < 4000 else float(digits)
+    if len(digits) < 4000:
+        return int(digits)
+    return float(digits)
 
 
 def _skip(_: str) -> None:
@@ -240,7 +255,9 @@ def _too_deep() -> Malformed:
 
 
 def _no_object(start: str) -> Malformed:
-    return Malformed("a JSON array", "expected one object per line") if start == "[" else Malformed("not an object")
+    if start == "[":
+        return Malformed("a JSON array", "expected one object per line")
+    return Malformed("not an object")
 
 
 def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
@@ -324,8 +341,10 @@ def _records(columns: list[str], rows: Any, delimiter: str, fault: str) -> Itera
 def _record(columns: list[str], row: list[str], delimiter: str, line: int, fault: str) -> dict[str, str] | BadRecord:
     text = delimiter.join(row)
     size = len(text.encode(errors="surrogateescape"))
-    if len(row) != len(columns):
-        reason = f"{'fewer' if len(row) < len(columns) else 'more'} values than columns"
+    if len(row) < len(columns):
+        reason = "fewer values than columns"
+    elif len(row) > len(columns):
+        reason = "more values than columns"
     elif _is_unicode(text):
         return dict(zip(columns, row, strict=True))
     else:

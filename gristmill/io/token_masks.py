@@ -58,7 +58,10 @@ class TokenMasks:
         mapped = []
         for shard in self.shards:
             path = with_suffix(self.folder / shard.name, MASK)
-            mapped.append(np.memmap(path, np.uint8, "r") if shard.tokens else np.empty(0, np.uint8))
+            mask: NDArray[np.uint8] = np.empty(0, np.uint8)
+            if shard.tokens:
+                mask = np.memmap(path, np.uint8, "r")
+            mapped.append(mask)
         return mapped
 
     @property
@@ -82,7 +85,9 @@ class TokenMasks:
             parts.append(self._mapped[shard][start - begin : end - begin])
             start = max(start, end)
             shard += 1
-        return np.concatenate(parts).astype(bool) if parts else np.empty(0, bool)
+        if not parts:
+            return np.empty(0, bool)
+        return np.concatenate(parts).astype(bool)
 
     def verify(self, record: ShardRecord) -> None:
         """Raise InputError where the SHA-256 of a shard's mask is not the recorded one."""

@@ -27,7 +27,9 @@ def companions_of(path: Path) -> list[Path]:
     """
     folder = path.parent
     if path.suffix not in (".json", ".model"):
-        return [folder / CHAT_TEMPLATE] if is_file(folder / CHAT_TEMPLATE) else []
+        if not is_file(folder / CHAT_TEMPLATE):
+            return []
+        return [folder / CHAT_TEMPLATE]
     companions = [folder / name for name in COMPANIONS if is_file(folder / name)]
     templates = sorted(name for name in list_names(folder / TEMPLATES) if name.endswith(".jinja"))
     companions += [folder / TEMPLATES / name for name in templates]
@@ -62,11 +64,16 @@ def added_tokens(companions: Sequence[Path]) -> Iterator[tuple[str, int | None]]
         if content is not None and number.isdigit():
             yield content, int(number)
     for content, number in _read_fields(companions, ADDED_TOKENS).items():
-        yield content, number if isinstance(number, int) else None
+        if isinstance(number, int):
+            yield content, number
+        else:
+            yield content, None
     for fields in (config, _read_fields(companions, TOKENS_MAP)):
         for name in ("additional_special_tokens", "extra_special_tokens"):  # of transformers 4, and of 5
             listed = fields.get(name)
-            for token in listed if isinstance(listed, list) else []:
+            if not isinstance(listed, list):
+                continue
+            for token in listed:
                 content = _content(token)
                 if content is not None:
                     yield content, None
@@ -85,10 +92,15 @@ def _read_fields(companions: Sequence[Path], name: str) -> dict[str, Any]:
 
 
 def _fields(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        return {}
+    return value
 
 
 def _content(token: object) -> str | None:
     """Return the text of a token, which is written as a string or as an object."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
+    if isinstance(token, dict):
+        token = token.get("content")
+    if not isinstance(token, str):
+        return None
+    return token

@@ -76,7 +76,9 @@ class Rejects:
     """
 
     def __init__(self, output: Path | None) -> None:
-        self.path = rejects_path(output) if output is not None else None
+        self.path: Path | None = None
+        if output is not None:
+            self.path = rejects_path(output)
         # most often there is none, and unlink takes a lock that other processes wait for
         if self.path and os.path.lexists(self.path):
             with wrap_write_errors(self.path):
@@ -89,7 +91,10 @@ class Rejects:
         """Append a malformed record: its file, its line_of that file, the reason, and its bytes or fields."""
         if self.path is None:
             return
-        raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
+        if isinstance(record, bytes):
+            raw = record
+        else:
+            raw = msgspec.json.encode(record, enc_hook=str)
         entry: dict[str, Any] = {"file": file, "line": line, "reason": reason}
         try:
             entry["raw"] = raw.decode()

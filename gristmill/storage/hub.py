@@ -54,7 +54,10 @@ class _Dataset:
 
     def held(self, key: str) -> Tree | None:
         """Return the tree of a folder that has been listed, and is `key` or above it."""
-        return next((tree for top, tree in self._trees.items() if not top or f"{key}/".startswith(f"{top}/")), None)
+        for top, tree in self._trees.items():
+            if not top or f"{key}/".startswith(f"{top}/"):
+                return tree
+        return None
 
     def tree(self, key: str) -> Tree:
         """Return a tree with the folder `key`, which is listed if need be."""

@@ -97,7 +97,10 @@ def list_kept_again() -> None:
 
 
 def _kept_above(name: ObjectName) -> _Kept | None:
-    return next((kept for kept in _KEPT.get() if f"{name.url}/".startswith(kept.url)), None)
+    for kept in _KEPT.get():
+        if f"{name.url}/".startswith(kept.url):
+            return kept
+    return None
 
 
 _KEPT: ContextVar[tuple[_Kept, ...]] = ContextVar("kept", default=())

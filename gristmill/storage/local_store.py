@@ -33,7 +33,9 @@ class LocalStore(Store):
             status = path.stat()
         except OSError:
             return None
-        return None if stat.S_ISDIR(status.st_mode) else FileInfo(status.st_size, status.st_mtime_ns)
+        if stat.S_ISDIR(status.st_mode):
+            return None
+        return FileInfo(status.st_size, status.st_mtime_ns)
 
     def is_file(self, path: Path) -> bool:
         """See Store. Raises InputError if the folder that it would be in cannot be searched."""
@@ -68,7 +70,9 @@ class LocalStore(Store):
     def walk(self, folder: Path) -> Iterator[Path]:
         """See Store; links are followed."""
         if folder.is_dir():
-            yield from (file.path for file in self.walk_all(folder, "/") if file.reason not in (HIDDEN, LOOP))
+            for file in self.walk_all(folder, "/"):
+                if file.reason not in (HIDDEN, LOOP):
+                    yield file.path
 
     def walk_all(self, folder: Path, skipped: str) -> Iterator[Found]:
         """See Store; links are followed, unless they lead to a folder above them."""
@@ -155,7 +159,9 @@ class LocalStore(Store):
 
     def remove(self, paths: Iterable[Path], root: Path | None) -> None:
         """See Store."""
-        top = absolute(root) if root else None
+        top: Path | None = None
+        if root:
+            top = absolute(root)
         for path in paths:
             with wrap_write_errors(path):
                 path.unlink(missing_ok=True)
@@ -203,9 +209,13 @@ def _look_at(entry: os.DirEntry[str], path: Path) -> Found | None:
         return _unread(path, HIDDEN)
     if entry.is_symlink() and not path.exists():  # entry.is_dir() raises an OSError for a link to itself
         return _unread(path, DANGLING)
+    if entry.is_file():
+        return Found(path, entry.stat().st_size)
     if not entry.is_dir():
-        return Found(path, entry.stat().st_size) if entry.is_file() else _unread(path, SPECIAL)
-    return _unread(path, LOOP) if is_link_to_parent(path) else None
+        return _unread(path, SPECIAL)
+    if is_link_to_parent(path):
+        return _unread(path, LOOP)
+    return None
 
 
 def _unread(path: Path, reason: str) -> Found:

@@ -293,7 +293,9 @@ def _wait_for(workers: Path, was_killed: bool, quiet: bool) -> None:
                 return
             time.sleep(0.03)
         if not quiet:
-            run = "a run that was killed" if was_killed else "a run that has just ended"
+            run = "a run that has just ended"
+            if was_killed:
+                run = "a run that was killed"
             _say_waiting(f"worker processes of {run} (fuser {workers} lists them)")
         fcntl.flock(file, fcntl.LOCK_EX)
 

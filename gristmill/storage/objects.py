@@ -46,7 +46,11 @@ def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
     Empty objects whose names end in a slash, with which some programs mark folders, are left out.
     """
     known = kept_tree(object_name(folder), _list)
-    yield from known[0].below(known[1]) if known else _list(folder)
+    if known:
+        tree, inside = known
+        yield from tree.below(inside)
+    else:
+        yield from _list(folder)
 
 
 def _list(folder: Path) -> Iterator[tuple[str, FileInfo]]:
@@ -78,8 +82,10 @@ def list_level(folder: Path) -> Level:
 def find_object(path: Path) -> FileInfo | None:
     """Return the FileInfo of an object, None if there is none."""
     name = object_name(path)
+    if not name.key:
+        return None
     try:
-        return _info(_repeated(path, lambda: obstore.head(_store(name), name.key))) if name.key else None
+        return _info(_repeated(path, lambda: obstore.head(_store(name), name.key)))
     except FileNotFoundError:
         return None
 
@@ -155,9 +161,11 @@ def swap_object(path: Path, data: bytes, before: FileInfo | None) -> FileInfo | 
         if info := _repeated(path, put, writes=True):
             return info
         stored, info = read_object(path)
-        return info if stored == data else None
     except FileNotFoundError:
         return None
+    if stored != data:
+        return None
+    return info
 
 
 def delete_objects(paths: Iterable[Path]) -> None:
@@ -197,8 +205,10 @@ def _info(meta: Any) -> FileInfo:
 
 def _tag(meta: Any) -> str:
     """Return the ETag, in quotes as in answers' headers; Azure's listings have it without."""
-    tag = meta["e_tag"] or ""
-    return f'"{tag}"' if tag and not tag.endswith('"') else tag
+    tag: str = meta["e_tag"] or ""
+    if tag and not tag.endswith('"'):
+        tag = f'"{tag}"'
+    return tag
 
 
 def _store(name: ObjectName) -> Any:
@@ -281,9 +291,13 @@ def _stream(name: ObjectName, start: int, end: int | None, e_tag: str) -> Iterat
 
     The first is empty. Raises PreconditionError if the object has another ETag, unless `e_tag` is empty.
     """
-    options: dict[str, Any] = {"if_match": e_tag} if e_tag else {}
+    options = dict[str, Any]()
+    if e_tag:
+        options["if_match"] = e_tag
     if start or end:
-        options["range"] = {"offset": start} if end is None else (start, end)
+        options["range"] = (start, end)
+        if end is None:
+            options["range"] = {"offset": start}
     response = obstore.get(_store(name), name.key, options=options)  # type: ignore[arg-type]
     info = _info(response.meta)
     yield info, b""

@@ -64,8 +64,10 @@ class Refusal(NamedTuple):
     def read(cls, message: str) -> "Refusal":
         """Read the message of an error of obstore."""
         text, status, body = (*_STATUS.split(_PLACE.sub("", message.partition(_SOURCE)[0]), maxsplit=1), "", "")[:3]
+        code = ""
         match = _CODE.search(body or text)
-        code = next(filter(None, match.groups()), "") if match else ""
+        if match:
+            code = next(filter(None, match.groups()), "")
         servers = frozenset(host.partition(":")[0] for host in _URL.findall(text))
         return cls(status, code, _URL.sub("", text), servers)
 
@@ -105,21 +107,27 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
     refusal = Refusal.read(message)
     status = refusal.status
     code = refusal.code
-    doing = f"cannot {'write' if writes else 'read'} {name.url}"
+    doing = f"cannot read {name.url}"
+    rights = "list and read"
+    if writes:
+        doing = f"cannot write {name.url}"
+        rights = "write and delete"
     if bad_key := _BAD_KEY.search(message):
-        fault = _WITHOUT_CONTROLS if has_controls(bad_key[1]) else _LIKE_PATHS
+        fault = _LIKE_PATHS
+        if has_controls(bad_key[1]):
+            fault = _WITHOUT_CONTROLS
         return UsageError(f"{doing}: the object {bad_key[1]!r} in it has {fault}; rename it, or give another folder")
     if code in _BY_CODE:
         return UsageError(f"{doing}: {_BY_CODE[code]}")
+    code_in_brackets = f" ({code})" if code else ""
     if refusal.is_of_keys:
         return UsageError(
-            f"{doing}: the credentials are missing, wrong or expired{f' ({code})' if code else ''}: set "
+            f"{doing}: the credentials are missing, wrong or expired{code_in_brackets}: set "
             f"{_VARIABLES[name.scheme]} in the environment"
         )
     if status == "403":
         return UsageError(
-            f"{doing}: no permission{f' ({code})' if code else ''}: allow these credentials to "
-            f"{'write and delete' if writes else 'list and read'} there, or give others"
+            f"{doing}: no permission{code_in_brackets}: allow these credentials to {rights} there, or give others"
         )
     answer = f"{status} {code}".strip()
     if answer.startswith("5") or status in _BUSY or code in _BUSY:

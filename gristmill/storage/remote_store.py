@@ -60,7 +60,9 @@ class RemoteStore(Store):
     def walk(self, folder: Path) -> Iterator[Path]:
         """See Store."""
         self.refresh(folder)
-        yield from (file.path for file in self.walk_all(folder, "/") if file.reason not in (HIDDEN, LOOP))
+        for file in self.walk_all(folder, "/"):
+            if file.reason not in (HIDDEN, LOOP):
+                yield file.path
 
     def walk_all(self, folder: Path, skipped: str) -> Iterator[Found]:
         """See Store."""
@@ -75,8 +77,9 @@ class RemoteStore(Store):
     def folders_with(self, folder: Path, name: str) -> Iterator[Path]:
         """See Store; from one listing."""
         inside = f"{name}/"
-        names = {file.rpartition(inside)[0] for file, _ in self.list_all(folder) if inside in file}
-        yield from (folder / above for above in sorted(names))
+        parents = {file.rpartition(inside)[0] for file, _ in self.list_all(folder) if inside in file}
+        for parent in sorted(parents):
+            yield folder / parent
 
     def read(self, path: Path) -> bytes:
         """See Store."""

@@ -21,7 +21,9 @@ def store_of(path: Path | str) -> Store:
     (False, True)
     """
     scheme = scheme_of(path)
-    return _REMOTE[scheme] if scheme else _LOCAL
+    if not scheme:
+        return _LOCAL
+    return _REMOTE[scheme]
 
 
 def remote_store_of(path: Path) -> RemoteStore:

@@ -48,20 +48,25 @@ def open_execution_context(options: RunOptions, lock: Path, work: str = "") -> I
             "a worker process imports the script that called a stage, and would call it again: call it under "
             "`if __name__ == '__main__':`"
         )
-    dead = options.of_run.dead if options.of_run else set[str]()
-    acquire = partial(stage_lock, lock, options.quiet, dead=dead)
-    if run := options.of_run:
-        scratch = run.scratch.with_heartbeat(lock) if isinstance(run.executor, LocalExecutor) else run.scratch
-        with acquire(heartbeat=scratch.heartbeat) as check:
+    run = options.of_run
+    if run:
+        scratch = run.scratch
+        if isinstance(run.executor, LocalExecutor):
+            scratch = scratch.with_heartbeat(lock)
+        with stage_lock(lock, options.quiet, dead=run.dead, heartbeat=scratch.heartbeat) as check:
             yield run._replace(check_lock=check, scratch=scratch)
         return
+    dead = set[str]()
+    acquire = partial(stage_lock, lock, options.quiet, dead=dead)
     with ExitStack() as stack:
         is_private = bool(options.shard) or options.executor == "ray"
-        is_in_place = not store_of(lock).needs_copies
-        near = lock.with_suffix(".scratch") if is_in_place else None  # outputs are renamed from there, not copied
-        folder = options.scratch or (near if is_private else None)
-        if near:
+        near: Path | None = None
+        folder = options.scratch
+        if not store_of(lock).needs_copies:
+            near = lock.with_suffix(".scratch")  # outputs are renamed from there, not copied
             stack.callback(_remove_empty, near)
+            if is_private:
+                folder = folder or near
         scratch = stack.enter_context(open_scratch(folder, options.scratch_bytes, is_private))
         sweep = partial(shutil.rmtree, near or "", ignore_errors=True)  # with what killed processes left
         queue = TaskQueue(lock.with_suffix(".queue"))

@@ -230,15 +230,18 @@ def _describe_death(call: Call, how: str, document: CurrentDocument | None = Non
     """
     inner = call.arguments.get("call", call)  # of a process that shares its tasks
     task_run = inner.task_run if isinstance(inner, Call) else None
-    where = f" in {call.foreign}" if call.foreign else ""
+    where = ""
+    if call.foreign:
+        where = f" in {call.foreign}"
     if document:
         name = document.label.rpartition("+")[0]
         if document.row == READING:
             return _describe_death_of_reader(name, how, call.sets_aside)
         if task_run and not call.foreign:
             where = f" in {task_run.run}"
-        soon = "" if document.is_alone else " or soon after"
-        where += f" on {name}, row {document.row}{soon}"
+        where += f" on {name}, row {document.row}"
+        if not document.is_alone:
+            where += " or soon after"
     elif task_run:
         where += f" in the task {task_run.task.name} of {task_run.run}{_describe_files(task_run.task)}"
     if deaths > MAX_DEATHS:
@@ -269,8 +272,9 @@ def _describe_files(task: Task) -> str:
     if len(files) < 2:
         return ""
     named = ", ".join(files[:_FILES_NAMED])
-    more = f" and {count_of(len(files) - _FILES_NAMED, 'other')}" if len(files) > _FILES_NAMED else ""
-    return f", which reads {named}{more}"
+    if len(files) > _FILES_NAMED:
+        named += f" and {count_of(len(files) - _FILES_NAMED, 'other')}"
+    return f", which reads {named}"
 
 
 def _describe_death_of_reader(file: str, how: str, sets_aside: bool) -> str:
@@ -377,8 +381,10 @@ def start_fork_server(modules: list[str]) -> None:
     The server does not get this process's sys.path: without PYTHONPATH it would import another copy
     of this project, one that is installed or in the working folder.
     """
-    kernels = [_FOR_FORK_SERVER_OF_KERNELS] if "gristmill.kernels" in sys.modules else []
-    forkserver.set_forkserver_preload([_FOR_FORK_SERVER, *kernels, *modules])
+    preloaded = [_FOR_FORK_SERVER]
+    if "gristmill.kernels" in sys.modules:
+        preloaded.append(_FOR_FORK_SERVER_OF_KERNELS)
+    forkserver.set_forkserver_preload([*preloaded, *modules])
     folders = [str(Path(__file__).resolve().parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
     with _ONE_AT_A_TIME:  # of several threads: the environment is that of the process

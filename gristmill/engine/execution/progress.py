@@ -74,7 +74,9 @@ def _step_note(step: str, run: str, finished: Path, tasks: int, options: RunOpti
     if options.shard or store_of(path).needs_copies:
         yield
         return
-    workers = 0 if options.executor == "ray" else options.processes
+    workers = options.processes
+    if options.executor == "ray":
+        workers = 0
     note = StepNote(step, tasks, workers, finished.name, _files_in(finished))
     with suppress(OSError):  # tasks will say what is wrong
         path.write_bytes(msgspec.json.encode(note))
@@ -109,7 +111,10 @@ def _progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Cal
     columns.append(TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
         bar = progress.add_task(name, total=size or len(tasks))
-        yield lambda done, _: progress.advance(bar, done if size else 1)
+        if size:
+            yield lambda done, _: progress.advance(bar, done)
+        else:
+            yield lambda _, __: progress.advance(bar, 1)
 
 
 def log_seconds() -> float:
@@ -160,14 +165,17 @@ class _LogLines:
     def line(self) -> str:
         """Return how far the step is now."""
         seconds = time.monotonic() - self.started
-        share = self.bytes_done / self.size if self.size else self.tasks_done / self.tasks
+        share = self.tasks_done / self.tasks
+        if self.size:
+            share = self.bytes_done / self.size
         if share:
             left = f"{timedelta(seconds=round(seconds / share - seconds))} left"
         else:
             left = f"{timedelta(seconds=round(seconds))} so far"
-        retried = f", {count_of(self.retried, 'task')} retried" if self.retried else ""
+        if self.retried:
+            left += f", {count_of(self.retried, 'task')} retried"
         megabytes = self.bytes_done / 1e6
         return (
             f"{self.name}: {self.tasks_done:,} of {count_of(self.tasks, 'task')}, {megabytes:,.0f} of "
-            f"{self.size / 1e6:,.0f} MB, {megabytes / max(seconds, 1e-9):,.1f} MB/s, {left}{retried}"
+            f"{self.size / 1e6:,.0f} MB, {megabytes / max(seconds, 1e-9):,.1f} MB/s, {left}"
         )

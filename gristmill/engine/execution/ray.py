@@ -184,8 +184,11 @@ def _result(reference: Any) -> tuple[Any, int]:
 
 
 def _describe_loss(call: Call, why: str) -> str:
-    where = f" {call.task_run.task.name}" if call.task_run else ""
-    where += f" in {call.foreign}" if call.foreign else ""
+    where = ""
+    if call.task_run:
+        where = f" {call.task_run.task.name}"
+    if call.foreign:
+        where += f" in {call.foreign}"
     return (
         f"Ray gave up on a task{where} after {_RETRIES} retries: {why}. If nodes ran out of memory, give a larger "
         "--memory or fewer --workers, so that fewer tasks run at once; then run the same command again to resume"
@@ -203,7 +206,9 @@ def _run_call(
         if this is not None:
             budget = this.budget.on_this_machine() if this.budget else None
             call = replace(call, task_run=this.on(replace(own, fence=scratch.fence), budget))
-        return _attempt_in_child(call) if is_watched else attempt(call)
+        if is_watched:
+            return _attempt_in_child(call)
+        return attempt(call)
 
 
 def _attempt_in_child(call: Call) -> Any:

@@ -124,7 +124,8 @@ class ShardExecutor:
             return f"{manifest.name}: helping with {tasks}: {self.state.tasks_done:,} done, now {now}"
 
         try:
-            with suppress(StepOver, FileNotFoundError), nullcontext() if self.options.quiet else log_lines(line):
+            logged = nullcontext() if self.options.quiet else log_lines(line)
+            with suppress(StepOver, FileNotFoundError), logged:
                 deque(self._work(manifest, self.queue.load(manifest), is_in_charge=False), maxlen=0)
         except OutputError:  # its folder was removed while a file was written there
             if self._runs(manifest):
@@ -194,9 +195,8 @@ class ShardExecutor:
                         yield from self.queue.results(manifest, done)
                 while len(pending) < self.local.workers + _AHEAD and (position := tasks.next()) is not None:
                     call = own(calls[position])
-                    pending[self.local.submit(Call(attempt, {"call": call}, call.foreign, None, call.sets_aside))] = (
-                        position
-                    )
+                    future = self.local.submit(Call(attempt, {"call": call}, call.foreign, None, call.sets_aside))
+                    pending[future] = position
                     self._running[position] = call.task_run.task.name if call.task_run else ""
                     self.state.running = list(self._running.values())
                 if not pending and not tasks.is_over:
@@ -294,9 +294,10 @@ def code_versions() -> dict[str, str]:
 def check_same_code(expected: Mapping[str, str], where: str) -> None:
     """Raise UsageError if this process has other versions than the process in charge, whose are `expected`."""
     own = code_versions()
-    other = [
-        f"{name} {own.get(name)} instead of {version}" for name, version in expected.items() if own.get(name) != version
-    ]
+    other = list[str]()
+    for name, version in expected.items():
+        if own.get(name) != version:
+            other.append(f"{name} {own.get(name)} instead of {version}")
     if other:
         raise UsageError(
             f"{where} has {', '.join(other)}: its files could have other bytes. Install the same versions everywhere"

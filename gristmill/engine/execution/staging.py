@@ -55,7 +55,9 @@ class RecordedObjectChanged(InputError):
         self.is_missing = is_missing
 
     def __str__(self) -> str:
-        return f"{self.path} {'is missing' if self.is_missing else 'has changed'}"
+        if self.is_missing:
+            return f"{self.path} is missing"
+        return f"{self.path} has changed"
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,9 @@ class Scratch:
 
     def with_heartbeat(self, lock: Path) -> "Scratch":
         """Return the space with a heartbeat of the lease `lock`; a local lock, which orphans hold, needs none."""
-        heartbeat = None if store_of(lock).has_file_locks else self.folder / f"{lock.name}.heartbeat"
-        return replace(self, heartbeat=heartbeat)
+        if store_of(lock).has_file_locks:
+            return replace(self, heartbeat=None)
+        return replace(self, heartbeat=self.folder / f"{lock.name}.heartbeat")
 
     @contextmanager
     def reserve(self, task: str, inputs: int, outputs: int = 0) -> Iterator[Path]:
@@ -123,7 +126,9 @@ class Scratch:
     def _reserved(self) -> int:
         """Return the bytes that the tasks reserve which share the quota."""
         parent = glob.escape(str(self.folder.parent))
-        folders = f"{_prefix()}*-{self.group}" if self.group else glob.escape(self.folder.name)
+        folders = glob.escape(self.folder.name)
+        if self.group:
+            folders = f"{_prefix()}*-{self.group}"
         names = glob.glob(f"{parent}/{folders}/*+*")  # noqa: PTH207  # as folders vanish
         return sum(int(name.rpartition("+")[2]) for name in names)
 
@@ -238,8 +243,9 @@ def staged(
     `inputs` says what the driver saw, `hashes` are the SHA-256 of objects that stages wrote. Raises InputError if an
     object is gone or another one.
     """
-    reads_copies = any(store_of(path).needs_copies for path in paths_read_by([task]))
-    fetched = list(remote_ranges(task.arguments, set(task.outputs))) if reads_copies else []
+    fetched: list[tuple[Path, Ranges]] = []
+    if any(store_of(path).needs_copies for path in paths_read_by([task])):
+        fetched = list(remote_ranges(task.arguments, set(task.outputs)))
     moved = [path for path in task.outputs if store_of(path).needs_copies or (scratch and scratch.is_private)]
     if not fetched and not moved:
         yield StagedTask(task)
@@ -276,7 +282,9 @@ def _fetched_bytes(fetched: Iterable[tuple[Path, Ranges]], inputs: Mapping[Path,
         if path in inputs:
             size = inputs[path].size
             for start, end in ranges:
-                last = size if end is None else min(size, end)
+                last = size
+                if end is not None:
+                    last = min(size, end)
                 fetched_bytes += last - start
     return fetched_bytes
 

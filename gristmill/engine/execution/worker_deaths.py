@@ -32,7 +32,7 @@ class CurrentDocument(NamedTuple):
 
 @dataclass
 class KnownDeaths:
-    """What is known of the deaths of workers in one call: rows on which one died, and places that are suspected."""
+    """The deaths of workers in one call, as far as known: rows on which one died, and places that are suspected."""
 
     dead: dict[tuple[str, int], str] = field(default_factory=dict)
     suspected: dict[tuple[str, int], int] = field(default_factory=dict)

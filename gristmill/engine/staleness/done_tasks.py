@@ -21,7 +21,7 @@ from gristmill.storage.stores import store_of
 
 
 class KnownInputs(NamedTuple):
-    """What is known of a task that is about to run: its identity, the states of its inputs, the hashes of objects."""
+    """The inputs of a task that is about to run: its identity, the states of its inputs, the hashes of objects."""
 
     identity: dict[str, str]
     states: dict[Path, FileInfo]
@@ -206,7 +206,7 @@ class DoneTasks:
         if files in self._set_hashes:
             return self._set_hashes[files]
         hashes = dict[Path, str]()
-        paths = files.paths if isinstance(files, FileSet) else (files,)
+        paths: tuple[Path, ...] = (files,) if isinstance(files, Path) else files.paths
         for path in paths:
             if store_of(path).needs_copies:
                 tag = self._tag(path)

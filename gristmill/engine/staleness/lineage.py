@@ -223,7 +223,9 @@ def writer_of(path: Path | str) -> str:
     for producer in producers:
         if name in producer.outputs:
             return producer.ledger.stage
-    return "the stage before" if producers else ""
+    if producers:
+        return "the stage before"
+    return ""
 
 
 def missing_input(path: Path | str, more: str = "") -> InputError:
@@ -260,7 +262,9 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> No
             if name not in present and not tags.stat(name):
                 missing.add(name)
     if missing:
-        others = f" (and {len(missing) - 1:,} more)" if len(missing) > 1 else ""
+        others = ""
+        if len(missing) > 1:
+            others = f" (and {len(missing) - 1:,} more)"
         raise missing_input(min(missing), others)
     writers = {producer for producer in producers if not present.isdisjoint(producer.outputs)}
     for name in sorted(present):

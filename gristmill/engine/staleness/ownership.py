@@ -69,7 +69,9 @@ class Ownership:
         for ledger in Ledger.all_in(self.ledger.file.parent):
             is_wider = self.ledger.is_part_of(ledger)
             if (is_wider or ledger.is_part_of(self.ledger)) and ledger.outputs():
-                advice = self._other_folder("parts" if is_wider else "whole")
+                advice = self._other_folder("whole")
+                if is_wider:
+                    advice = self._other_folder("parts")
                 if self.files:
                     advice = "give another output file"
                 raise UsageError(

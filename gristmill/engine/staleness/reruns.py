@@ -262,10 +262,13 @@ def _group_files(names: Iterable[str], others: Iterable[str], what: str) -> list
 
 def _source_of(name: str) -> str:
     """Return the first folder in the name of a file in its corpus, '' for a file that is not in one."""
-    folder, slash, _ = name.partition("/")
-    return folder if slash else ""
+    if "/" not in name:
+        return ""
+    return name.partition("/")[0]
 
 
 def _spell_files(names: Sequence[str], what: str) -> str:
-    more = ", …" if len(names) > _NAMED else ""
-    return f"{count_of(len(names), 'file')} {what} ({', '.join(names[:_NAMED])}{more})"
+    named = ", ".join(names[:_NAMED])
+    if len(names) > _NAMED:
+        named += ", …"
+    return f"{count_of(len(names), 'file')} {what} ({named})"

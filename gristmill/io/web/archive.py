@@ -101,7 +101,9 @@ class _Parser:
             self._read += 1
             is_known = is_known or (isinstance(record, Record) and record.type in KNOWN_TYPES)
             if not is_known:
-                waiting.append(record if isinstance(record, DamagedRecord) else record._replace(content=b""))
+                if isinstance(record, Record):
+                    record = record._replace(content=b"")
+                waiting.append(record)
                 continue
             yield from waiting
             waiting.clear()
@@ -156,7 +158,8 @@ class _Parser:
         is_kept = length <= self._limit and self._hold.fits(length)
         if is_kept:
             self._hold.grow(length)
-        content = stream.take(length if is_kept else min(length, _BEGINNING))
+        taken = length if is_kept else min(length, _BEGINNING)
+        content = stream.take(taken)
         missing = length - len(content)
         if not is_kept:
             missing -= stream.skip(missing)

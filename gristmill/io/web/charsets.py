@@ -66,7 +66,9 @@ def codec_of(label: str) -> str | None:
     if name in _OTHER_LABELS:
         return _OTHER_LABELS[name]
     known = map_encoding_to_html5(name, fallback_utf8=False)
-    return _WIDER.get(known, known) if known else None
+    if not known:
+        return None
+    return _WIDER.get(known, known)
 
 
 def decode_text(content: bytes, codec: str) -> tuple[str, int]:

@@ -177,11 +177,17 @@ def _attributes(head: bytes, at: int) -> tuple[dict[bytes, bytes], int]:
 def _charset_of(attributes: dict[bytes, bytes]) -> str | None:
     if b"charset" in attributes:
         label = attributes[b"charset"].decode("latin-1")
-        return label if codec_of(label) else None
+        return _known_label(label)
     if attributes.get(b"http-equiv", b"").strip().lower() != b"content-type":
         return None
     match = _CONTENT_CHARSET.search(attributes.get(b"content", b""))
     if not match:
         return None
     label = next(filter(None, match.groups()), b"").decode("latin-1")
-    return label if codec_of(label) else None
+    return _known_label(label)
+
+
+def _known_label(label: str) -> str | None:
+    if not codec_of(label):
+        return None
+    return label

@@ -50,7 +50,8 @@ def text_of_page(page: str, extract: Extract = "main") -> str:
         raise UsageError("to read HTML pages: pip install 'gristmill[web]'") from error
     is_main = extract == "main"
     is_marked = is_main and _MARK not in page
-    tree = HTMLTree.parse(_mark_lone_characters(page) if is_marked else page)
+    parsed = _mark_lone_characters(page) if is_marked else page
+    tree = HTMLTree.parse(parsed)
     if tree.body is None:
         return ""
     if is_main and tree.body.query_selector(_TOO_DEEP):
@@ -64,7 +65,9 @@ def text_of_page(page: str, extract: Extract = "main") -> str:
         skipped = _MEDIA + _PICTURES
     # without alternative texts it removes all figures
     text: str = extract_plain_text(tree, main_content=is_main, alt_texts=True, skip_elements=skipped)
-    return text.replace(_MARK, "") if is_marked else text
+    if is_marked:
+        text = text.replace(_MARK, "")
+    return text
 
 
 def page_memory(content: bytes) -> int:
@@ -92,8 +95,9 @@ def _mark_lone_characters(page: str) -> str:
 def _mark(match: re.Match[str]) -> str:
     """Return the text between two tags, with a mark if it is one character that resiliparse takes for an icon."""
     character = html.unescape(match[1])
-    is_one = len(character) == 1 and character.isprintable() and ord(character) not in _ICONS
-    return match[0] + _MARK if is_one else match[0]
+    if len(character) == 1 and character.isprintable() and ord(character) not in _ICONS:
+        return match[0] + _MARK
+    return match[0]
 
 
 def _wrap(tree: "HTMLTree", selector: str, times: int) -> None:

@@ -96,7 +96,10 @@ def _read(
     if page is None:
         return BadRecord("response without HTTP headers", _url(record).encode(), record.length)
     fields: dict[str, Any] = {column: page.text}
-    fields |= {name: value for name, header in _FIELDS.items() if (value := record.get(header))}
+    for name, header in _FIELDS.items():
+        value = record.get(header)
+        if value:
+            fields[name] = value
     if "url" in fields:
         fields["url"] = _url(record)
     if page.status is not None:
@@ -135,8 +138,9 @@ def _page_of(record: Record, extract: Extract, hold: MemoryReservation, where: s
         is_html = _BEGINS_WITH_TAG.match(content) is not None
     text, replaced = decode_page(content, response.charset, is_html, _host(record))
     if is_html:
-        page = html_of_xhtml(text) if response.content_type == _XHTML else text
-        text = text_of_page(page, extract)
+        if response.content_type == _XHTML:
+            text = html_of_xhtml(text)
+        text = text_of_page(text, extract)
     return _Page(text, replaced, response.status, is_cut or bool(record.get("warc-segment-number")))
 
 

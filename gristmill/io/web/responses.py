@@ -64,9 +64,11 @@ class Response(NamedTuple):
             name = value.partition(";")[0].strip().lower()
             if not _MEDIA_TYPE.fullmatch(name) or name in _UNKNOWN_TYPES:
                 continue
+            if name != kind:
+                charset = None
             declared = _CHARSET.search(value)
-            label = declared[1].strip() if declared else ""
-            charset = label or (charset if name == kind else None)
+            if declared and declared[1].strip():
+                charset = declared[1].strip()
             kind = name
         return kind, charset
 
@@ -86,9 +88,12 @@ def parse_response(content: bytes) -> Response | None:
     at = 0
     while status := _STATUS.match(content, at):
         blank = _BLANK_LINE.search(content, status.end() - 1)
-        end = blank.start() if blank else len(content)
+        end = len(content)
+        at = len(content)
+        if blank:
+            end = blank.start()
+            at = blank.end()
         headers = parse_headers(content[status.end() : end])
-        at = blank.end() if blank else len(content)
         is_interim = 100 <= int(status[1]) < 200 or _TUNNEL in status[2].lower()
         if not is_interim or at == len(content):
             return Response(int(status[1]), headers, content[at:])
@@ -106,7 +111,10 @@ def parse_headers(block: bytes) -> dict[str, list[str]]:
         elif colon and name.strip():
             lines = [value.strip()]
             headers.setdefault(name.strip().lower(), []).append(lines)
-    return {name: [" ".join(value).strip() for value in values] for name, values in headers.items()}
+    joined = dict[str, list[str]]()
+    for header, values in headers.items():
+        joined[header] = [" ".join(value).strip() for value in values]
+    return joined
 
 
 def decode_body(response: Response, limit: int) -> tuple[bytes, bool]:
@@ -156,11 +164,15 @@ def _join_chunks(body: bytes) -> tuple[bytes, bool]:
         at = line_end.end()
     if parts and at < len(body):
         raise Undecodable("chunks of the body are damaged")
-    return (b"".join(parts), True) if parts else (body, False)
+    if not parts:
+        return body, False
+    return b"".join(parts), True
 
 
 def _gunzip(body: bytes, limit: int) -> bytes:
-    return _inflate(body, 31, limit) if body.startswith(_GZIP) else body
+    if not body.startswith(_GZIP):
+        return body
+    return _inflate(body, 31, limit)
 
 
 def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
@@ -185,9 +197,11 @@ def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
 
 def _deflate(body: bytes, limit: int) -> bytes:
     """Decompress deflate with the header of zlib or, as many servers send it, without one."""
-    has_header = body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+    window_bits = -15
+    if body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0:  # it has a header
+        window_bits = 15
     try:
-        return _inflate(body, 15 if has_header else -15, limit)
+        return _inflate(body, window_bits, limit)
     except Undecodable:
         if is_binary(body):
             raise
