@@ -184,9 +184,9 @@ def _words(kind: Any) -> tuple[str, str]:
 def check_words(arguments: Sequence[str], kinds: Mapping[str, Any], positional: Sequence[Any] = ()) -> None:
     """Raise UsageError for an empty argument that is not text, and for an option of many values that is given twice.
 
-    `kinds` has the types of the options, by `--option`, and `positional` those of the arguments without one, in order:
-    of many texts some may be empty. Of an option given twice only the last values would count; Path("") would be this
-    folder.
+    `kinds` has the types of the options, by `--option`, and `positional` the types of arguments without an option, in
+    order: of many texts some may be empty. Of an option given twice only the last values would count; Path("") would be
+    this folder.
 
     >>> check_words(["--out", ""], {})
     Traceback (most recent call last):

@@ -201,7 +201,7 @@ _GATE: ContextVar[_Gate | None] = ContextVar("memory_gate", default=None)
 def usable_cores(process: Path = _PROCESS) -> int:
     """Return the cores that this process may run on, at least one; a quota of 1.5 cores is one.
 
-    The control groups are those that `process`, its folder in /proc, names.
+    The control groups are the groups that `process`, its folder in /proc, names.
     """
     cores = float(len(os.sched_getaffinity(0)))
     for folder in _groups(process, "cpu"):
@@ -217,7 +217,7 @@ def usable_cores(process: Path = _PROCESS) -> int:
 def free_memory(process: Path = _PROCESS) -> int:
     """Return bytes that this process and its workers may still take: free on the machine, and in its control groups.
 
-    The control groups are those that `process`, its folder in /proc, names.
+    The control groups are the groups that `process`, its folder in /proc, names.
     """
     free = psutil.virtual_memory().available
     for folder in _groups(process, "memory"):

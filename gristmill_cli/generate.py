@@ -253,7 +253,7 @@ def _prompt_of_record(path: Path, number: int, line: str) -> str:
 
 
 class _TextPrinter:
-    """Writes texts as they come: the first one that has not ended token by token, those after it when it has."""
+    """Writes texts as they come: the first unfinished one token by token, later ones after it has ended."""
 
     def __init__(
         self, config: GenerateConfig, model: "LanguageModel", conversation: "Conversation | None", is_typed: bool

@@ -23,7 +23,7 @@ from gristmill_cli.run_config import RunConfig
 PIPELINE = Path(__file__).with_name("quickstart_pipeline.toml")
 TRAINING = Path(__file__).with_name("quickstart_training.toml")
 
-# options of the pipeline by section, and those without one; all others are the trainer's
+# options of the pipeline by section, and options without a section; all others are the trainer's
 _PROCESSES = 2  # that train
 _SECTIONS = ("normalize", "apply", "filter", "lines", "decontaminate", "dedup", "mix", "tokenizer")
 _SINGLE = ("text_column", "max_malformed", "memory", "workers", "recipe")

@@ -37,7 +37,7 @@ from gristmill_cli.stages.pipeline import STAGES
 from preprocessing.mixing.keep_list import KeepList
 from preprocessing.mixing.sampling import check_seed
 
-_NAMED_FOLDERS = 3  # of those that are not read
+_NAMED_FOLDERS = 3  # of the folders that are not read
 _OPTION = re.compile(r"(?<![\w.-])--(\w+)\b(?!\.)")
 
 
@@ -126,7 +126,7 @@ def _note_arc(corpus: Corpus) -> None:
 
 
 def _note_top(config: RunConfig, corpus: Corpus) -> None:
-    """Say that files directly in the folder of a corpus, beside sources, are a source of their own."""
+    """Say that files directly in the folder of a corpus, next to sources, are a source of their own."""
     files = [file.name for file in corpus.files if "/" not in file.name]
     if files and len(files) < len(corpus.files):
         print(

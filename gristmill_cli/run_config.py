@@ -157,7 +157,7 @@ class Dedup:
     permutations: int = 128
     """Number of permutations: the length of a signature."""
     seed: int = 1
-    """Seed of the permutations; signatures of another seed, such as those of an index, cannot be compared."""
+    """Seed of the permutations; signatures of another seed, such as an index's, cannot be compared."""
     range: int | None = None
     """Rows per band; by default, with `bands`, the best for the threshold: 13 for 0.8."""
     bands: int | None = None
@@ -185,7 +185,7 @@ class Dedup:
 
     @property
     def chosen_bands(self) -> Bands:
-        """Return the bands: as given, or those for the threshold. Raises UsageError for a value out of range."""
+        """Return the bands: as given, or the best for the threshold. Raises UsageError for a value out of range."""
         return choose_bands(self.range, self.bands, self.threshold, self.permutations)
 
 
@@ -390,7 +390,7 @@ def corpus_folders(config: RunConfig) -> list[Path]:
 
 
 def load_options(options: dict[str, Any], out: Path) -> RunConfig:
-    """Return the options of a run, as run.json has them. Raises ValueError for those of another version."""
+    """Return the options of a run, as run.json has them. Raises ValueError for options of another version."""
     return msgspec.convert(
         {**options, "out": str(out)}, RunConfig, strict=False, dec_hook=lambda kind, text: kind(text)
     )

@@ -237,7 +237,7 @@ class _Call:
         self.last = "no document"  # the key and the line of the last one given
         self.dropped = Tally()
         self.yielded = bytearray()  # of each row, _WHOLE or _PART if that was; not in the document: it may be a copy
-        self.parts: set[tuple[int, int]] = set()  # row and number of those that were yielded
+        self.parts: set[tuple[int, int]] = set()  # row and number of each that was yielded
         self.error: GristmillError | None = None  # of the reader; kept, as the function may catch it
 
     def _give(self, documents: Iterator[Document]) -> Iterator[GivenDocument]:

@@ -299,7 +299,7 @@ def search_slices(
     margin: int,
     rows: Path,
 ) -> Counts:
-    """Task: write the documents of each slice, those with an item as the policy has it, and a table of the places."""
+    """Task: write the documents of each slice, contaminated ones as the policy says, and a table of the places."""
     counts = Counts({}, [])
     places = list[tuple[Any, ...]]()
     benchmarks = _open_benchmarks(index, near, common)

@@ -1,4 +1,4 @@
-"""Stage: read a corpus once, run steps on its documents, write those that are kept, and note facts of all records.
+"""Stage: read a corpus once, run steps on its documents, write the kept ones, and note facts of all records.
 
 Raw files → steps → documents, which later stages read, and facts, which joins read instead of the text.
 """
@@ -76,7 +76,7 @@ def prepare(
         max_failed: Fraction of the documents on which steps may fail; they are left out, and listed in `removed`.
             Beyond it the stage ends with an error, after the other documents. If it is more than 0, a document on which
             a worker process dies counts as one, and with 0 that ends the stage.
-        stage: The name and version under which records are kept, where the pass stands for another stage.
+        stage: The name and version under which records are kept, where the pass does the work of another stage.
 
     Returns:
         Documents read, written, malformed, and removed by each reason, and files read and not read, per source; and
@@ -158,8 +158,8 @@ def versions_of(steps: Iterable[DocumentStep]) -> tuple[tuple[str, int], ...]:
 class PassPlan:
     """The tasks of a pass: where each writes, and what follows where a file is cut into pieces.
 
-    `names` are those of the documents' files by the raw file's, where they differ. `drops` are the files, by the names
-    of a group's files, of the documents that are left out (see preprocessing.mixing.drops).
+    `names` are the names of the documents' files by the raw file's, where they differ. `drops` are the files, by the
+    names of a group's files, of the documents that are left out (see preprocessing.mixing.drops).
     """
 
     run: StageRun
@@ -217,7 +217,7 @@ class PassPlan:
         return [self.facts_dir / file.path for file in listed]
 
     def _moved(self, part: WrittenSlice, ends: dict[str, int]) -> WrittenSlice:
-        """Return the rows of a piece in its file, which begin where those of the piece before it end."""
+        """Return the rows of a piece in its file, which begin where the rows of the piece before it end."""
         first = ends.get(part.file, 0)
         ends[part.file] = first + part.end
         return WrittenSlice(part.file, first, first + part.end, part.documents)

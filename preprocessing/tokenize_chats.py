@@ -127,7 +127,7 @@ def tokenize_chats(
             on which a worker process dies counts as one, and with 0 that ends the stage.
 
     Returns:
-        Chats read and written, and those left out by reason, per source.
+        Chats read and written, and chats left out by reason, per source.
     """
     check_max_failed(max_failed)
     target = parse_size(shard_size, "--shard_size")

@@ -53,7 +53,7 @@ SAMPLED = "sampled"
 NOT_SAMPLED = "not sampled"
 _BASE_PIECES = 256 + 3  # bytes; unknown, begin and end of sentence
 _SENTENCE = re.compile(rf"[^\t\r\n\0]{{1,{MAX_SENTENCE_BYTES // 4}}}")  # characters have up to 4 bytes
-_INDEX_BITS = 32  # of a document among those that were ever in the sample
+_INDEX_BITS = 32  # of a document among all that were ever in the sample
 _FIELDS = 4  # of a document: source, bytes of its text, where its sentences begin and end in the buffer
 _COPIED = 1 << 20  # bytes at a time
 
@@ -74,7 +74,7 @@ def train_tokenizer(
 
     The train set is already weighted by source, and so is the sample. The tokenizer is lossless: no normalisation,
     white space is kept, and digits are single pieces. bpe and unigram write tokenizer.model for SentencePiece:
-    characters outside the vocabulary become UTF-8 bytes, and only U+2581, which stands for a space, is decoded as a
+    characters outside the vocabulary become UTF-8 bytes, and only U+2581, which marks a space, is decoded as a
     space. Ids: 0 unknown, 1 beginning of sentence, 2 end of sentence (end of document). byte-bpe writes tokenizer.json
     for transformers, as GPT-2, Llama 3 and Qwen have: merges of bytes within words, cut as Qwen does; id 0 is
     <|endoftext|>.
@@ -279,7 +279,7 @@ class SentenceSample:
         self._size = 0
 
     def add(self, number: int, source: str, text: str) -> list[Sampled]:
-        """Add a document with a random number below 2^64; returns those that the sample now leaves out."""
+        """Add a document with a random number below 2^64; returns the documents that the sample now leaves out."""
         sampled = Sampled(source, utf8_size(text))
         index = len(self._documents) // _FIELDS
         priority = -(number << _INDEX_BITS | index)

@@ -181,7 +181,7 @@ def _from_union(array: pa.UnionArray) -> list[Any]:
     if not len(array):
         return []
     children = {code: to_python(array.field(i)) for i, code in enumerate(array.type.type_codes)}
-    stop = array.offset + len(array)  # Arrow's own type_codes and offsets are those of the array before it was sliced
+    stop = array.offset + len(array)  # Arrow's own type_codes and offsets belong to the array before it was sliced
     codes = np.frombuffer(array.buffers()[1], np.int8, stop)[array.offset :].tolist()
     positions = list(range(len(array)))
     if array.type.mode == "dense":

@@ -157,7 +157,7 @@ def by_group(blocks: Iterable[NDArray], sizes: Iterable[int]) -> Iterator[dict[i
 class PackedKeys:
     """Keys of numbered files, to look others up in: sorted integers in a file that is mapped, 8 bytes each.
 
-    `numbers` are those of files by name. A key is its file's number above its row's 40 bits.
+    `numbers` are the files' numbers by name. A key is its file's number above its row's 40 bits.
     """
 
     def __init__(self, path: Path, numbers: Mapping[str, int]) -> None:

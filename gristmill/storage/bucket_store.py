@@ -53,7 +53,7 @@ class BucketStore(RemoteStore):
         """See RemoteStore.
 
         Large files are put one at a time, each in several parts at a time. If some cannot be put, the first error in
-        the order of `copies` is raised, those of large ones last, and what waits is not put.
+        the order of `copies` is raised, errors of large ones last, and what waits is not put.
         """
         large = {path: None for path, copy in copies.items() if copy.stat().st_size > objects.PART_BYTES}
         small = [path for path in copies if path not in large]

@@ -103,7 +103,7 @@ def read_object(path: Path) -> tuple[bytes, FileInfo]:
 
 
 def read_chunks(open_chunks: Callable[[], "Chunks"]) -> tuple[bytes, FileInfo]:
-    """Return the bytes of a small object and its FileInfo; one that is replaced meanwhile, as a lease, is read anew."""
+    """Return the bytes of a small object and its FileInfo; one that is replaced, as a lease, is read anew."""
     for _ in range(_READS - 1):
         with suppress(ChangedWhileRead):
             return _join_chunks(open_chunks())

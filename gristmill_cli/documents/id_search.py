@@ -40,7 +40,7 @@ class IdSearch(Rejects):
         return self
 
     def look_at(self, document: Document) -> None:
-        """Note a document if its id or url is one of those."""
+        """Note a document if its id or url is among the names."""
         for name in {document.own_id, str(document.value("url") or "")}:
             if name is not None and name in self._names:
                 self.documents[name].append(document.key)

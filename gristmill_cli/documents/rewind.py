@@ -155,7 +155,7 @@ def _cells(part: "DocumentPart") -> list[Text]:
 
 
 def _describe(part: "DocumentPart", origin: Origin, origins: TokenOrigins, first: int) -> Text:
-    """Return key, id and url of a document, how it begins, and how it goes on from its token `first`."""
+    """Return key, id and url of a document, how it begins, and how it continues from its token `first`."""
     names = list[str]()
     if origin.key:
         names.append(str(origin.key))
@@ -189,7 +189,7 @@ def _shorten(text: str) -> str:
 
 
 def _compare(reader: "Rewind", step: int) -> Iterator[RenderableType]:
-    """Yield the tokens of a step by source, and its documents' lengths, beside those of the steps around it."""
+    """Yield the tokens of a step by source, and its documents' lengths, next to the means of the steps around it."""
     own = reader.summarize(step)
     last = min(reader.last_step, max(reader.steps_done, step), step + _AROUND)
     others = [number for number in range(max(1, step - _AROUND), last + 1) if number != step]

@@ -17,7 +17,7 @@ _TABLES = 32  # that stay in memory
 
 
 class TableCache:
-    """Reads tables; those of small files are read once, while not many others are."""
+    """Reads tables; small ones are kept, up to some number, and read once."""
 
     def __init__(self) -> None:
         self._tables = OrderedDict[tuple[Path, tuple[str, ...] | None], pa.Table]()

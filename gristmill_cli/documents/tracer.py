@@ -86,7 +86,7 @@ class Tracer:
         """Return the ways of the records that each document's name means, or why there are none.
 
         The raw corpus is read once for all ids and urls, and the decisions of the mix once for all places. Keys among
-        `only_raw` are those of the raw corpus alone.
+        `only_raw` are keys of the raw corpus alone.
         """
         ids = [name for name in documents if not _PLACE.fullmatch(name) and not _KEY.fullmatch(name)]
         searched = search_ids(self.config, frozenset(ids)) if ids else None

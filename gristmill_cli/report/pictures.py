@@ -22,7 +22,7 @@ _INK = "#010203"
 _SOFT = "#010204"
 _PAPER = "#010205"
 _SERIES = [f"#01030{number}" for number in range(8)]
-_DASHES = ["-", "--", ":"]  # of the first eight curves, of the next, and of those after them
+_DASHES = ["-", "--", ":"]  # of the first eight curves, the next eight, and the eight after them
 _VARIABLES = {_INK: "--ink", _SOFT: "--soft", _PAPER: "--paper"} | {
     colour: f"--c{number}" for number, colour in enumerate(_SERIES)
 }

@@ -25,7 +25,7 @@ class FilterQuality(StageSpec):
     name = "filter_quality"
     engine = STAGE
     output = "quality"
-    added_by = "recipe"  # and a function that stands between normalisation and the rules
+    added_by = "recipe"  # and a function between normalisation and the rules
     rewrites = True
     notes_facts = True
     is_in_funnel = True

@@ -99,7 +99,7 @@ class NormalizeText(StageSpec):
             check_ftfy()
 
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
-        """Yield files left out as damaged, and those whose documents are far longer, or shorter, than others."""
+        """Yield files left out as damaged, and files whose documents are far longer, or shorter, than others."""
         if counts.damaged:
             number = count_of(len(counts.damaged), "damaged file")
             yield f"{number} left out: {counts.damaged_files()}: fetch them again, or take them out of the corpus"
@@ -137,7 +137,7 @@ def own_facts(config: RunConfig) -> Path:
 
 
 def _has_rules(config: RunConfig) -> bool:
-    """Return whether the rules of a recipe are among the steps: no function of the user stands before them."""
+    """Return whether the rules of a recipe are among the steps: no function of the user comes before them."""
     return bool(config.recipe) and not config.apply.function
 
 

@@ -36,7 +36,7 @@ class RunContext:
             has no facts of a document on which a step failed.
         is_last_writer: The stage is the last that writes the corpus anew, and notes facts of its documents.
         first_texts: The texts that the first stage wrote, where later ones cut them; None if the corpus has these, or a
-            function of the user stands between.
+            function of the user is between.
     """
 
     config: RunConfig
@@ -126,7 +126,7 @@ def duplicates_path(config: RunConfig) -> Path:
 
 
 class DocumentSeconds(NamedTuple):
-    """Core seconds that a document costs, 0 where a sample shows it, and those of one process, however many there are.
+    """Core seconds that a document costs, 0 where a sample shows it, and seconds of one process however many work.
 
     `note` says what would change them.
     """

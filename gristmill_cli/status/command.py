@@ -275,7 +275,7 @@ def _processor_seconds(number: int) -> float:
         times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     except psutil.Error:  # it ends just now
         return 0.0
-    return sum(sum(of_process[:4]) for of_process in times)  # user, system, and those of ended children
+    return sum(sum(of_process[:4]) for of_process in times)  # user and system time, and the times of ended children
 
 
 def _table(processes: list[WorkingProcess]) -> Table:

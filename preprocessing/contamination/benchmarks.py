@@ -66,9 +66,9 @@ class Match(NamedTuple):
 
 
 class IndexSummary(NamedTuple):
-    """Sums of an index for a benchmark: items, those shorter than SHORTEST words, and n-grams of too many items.
+    """Sums of an index for a benchmark: items, items shorter than SHORTEST words, and n-grams of too many items.
 
-    The last are those of LENGTH words or of whole items, and those that find near-duplicates.
+    The last are n-grams of LENGTH words or of whole items, and n-grams that find near-duplicates.
     """
 
     items: int
@@ -168,7 +168,7 @@ def _ngrams(keys: NDArray[np.uint64], item: int, mark: int = 0) -> NDArray:
 def _write_ngrams(
     blocks: Iterable[NDArray], firsts: NDArray[np.int64], lengths: NDArray[np.uint32], index: IndexFiles
 ) -> NDArray[np.int64]:
-    """Write sorted n-grams but for those of too many items, and the sizes of items, which have `lengths` words.
+    """Write sorted n-grams, without n-grams of too many items, and the sizes of items, which have `lengths` words.
 
     Return how many n-grams of each file, exact and near, are left out (files, 2); `firsts` are the files' first items.
     The n-grams of a key are looked at together: the last key of a block waits for the next one.
@@ -303,7 +303,7 @@ class Benchmarks:
     def find(self, words: TextWords, min_ngrams: int = 1) -> list[Match]:
         """Return the places of items in the order of the text.
 
-        They are those of which it has `min_ngrams` different n-grams or more, and near-duplicates not within such a
+        An item has a place if the text has `min_ngrams` different n-grams of it; near-duplicates are not within such a
         place of their item.
         """
         matches = list(self.find_exact(words, min_ngrams))
@@ -415,7 +415,7 @@ def _runs(positions: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans in order, those that overlap as one."""
+    """Return the spans in order; spans that overlap are joined."""
     joined = list[tuple[int, int]]()
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gristmill.kernels import kernel
 
 NEAR_LENGTH = 5  # words of an n-gram
-ITEM_SIZE = np.dtype([("words", "<u4"), ("covered", "<u4")])  # of an item: words, and those in n-grams of the index
+ITEM_SIZE = np.dtype([("words", "<u4"), ("covered", "<u4")])  # of an item: words, and words in n-grams of the index
 _STATE_BYTES = 16 << 20  # in memory, of the windows of candidates that are moved together
 _SPAN = np.dtype([("item", "<i8"), ("first", "<i8"), ("last", "<i8"), ("covered", "<i8"),
                   ("best_first", "<i8"), ("best_last", "<i8")])  # fmt: skip

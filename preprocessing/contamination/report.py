@@ -15,7 +15,7 @@ NEAR = "near"
 class BenchmarkReport(msgspec.Struct):
     """Items of one benchmark that were found; documents by source.
 
-    `near` are items of which there are near-duplicates alone, `near_documents` those with no more of the benchmark.
+    `near` counts items with near-duplicates alone, `near_documents` documents with no more of the benchmark than that.
     """
 
     items: int

@@ -35,7 +35,7 @@ def is_task_file(path: Path) -> bool:
 
 
 def task_files_in(folder: Path) -> list[Path]:
-    """Return the tasks in a folder or below, by name; not those that others include (_NAME), nor groups of tasks."""
+    """Return the tasks in a folder or below, by name; not tasks that others include (_NAME), nor groups."""
     candidates = (path for path in walk(folder) if is_task_file(path) and not path.name.startswith("_"))
     return sorted(path for path in candidates if "group" not in _read(path))
 
@@ -76,7 +76,7 @@ def list_task(path: Path, template: str = ALL_FIELDS) -> list[CorpusFile]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the fields of a task and of those that it includes, its own first."""
+    """Return the fields of a task and of the tasks that it includes, its own first."""
     try:
         import yaml
     except ImportError as error:

@@ -19,7 +19,7 @@ from preprocessing.mixing.mix_manifest import BandShare
 from preprocessing.mixing.sampling import SourceEpochs, random_numbers, select_kth, write_numbers
 from preprocessing.scoring.score_choice import ScoreBands
 
-BandEpochs = tuple[SourceEpochs, ...]  # of a source: those of each band, or one without bands
+BandEpochs = tuple[SourceEpochs, ...]  # of a source: for each band, or one without bands
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _join(pieces: Sequence[DecidedFile]) -> DecidedFile:
 
 
 def find_decisions(groups: Sequence[SliceGroup], manifest: MixManifest, mix_dir: Path) -> list[GroupDecisions]:
-    """Return the decisions on each group of slices, which are those of all files of a corpus in order."""
+    """Return the decisions on each group of slices; the groups have the slices of all files of a corpus, in order."""
     slices = list[Slice]()
     for group in groups:
         slices += group

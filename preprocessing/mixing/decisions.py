@@ -171,7 +171,7 @@ def decide_tasks(
 ) -> Iterator[Task]:
     """Yield the tasks that decide, each on _FACTS_SHARE times as many documents as the holdout has.
 
-    `documents` are those of each group.
+    `documents` are the numbers of documents of each group.
 
     Else what tasks fetch would grow with the square of the corpus, as every task reads all digests.
     """
@@ -238,7 +238,7 @@ def _decide(
     seed: int,
     counts: Counts,
 ) -> tuple[DecidedFile, NDArray[np.str_]]:
-    """Return the decisions on the documents (n) of one file, and why those not in the mix are left out; count them.
+    """Return the decisions on the documents (n) of one file, and why some are not in the mix; count them.
 
     `bands` are the names of the bands, by number.
     """

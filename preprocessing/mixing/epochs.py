@@ -39,7 +39,7 @@ class Amounts:
 
 
 class MeasuredSources:
-    """The sources whose documents are counted before the mix: those with an amount, or a fractional weight.
+    """The sources whose documents are counted before the mix: sources with an amount, or a fractional weight.
 
     Of each, files with a random number for each document that is kept, how many documents they are, and how much they
     have of the unit of the amounts.

@@ -37,7 +37,7 @@ class FirstTexts:
 
 
 def follow_keys(keys: FileSet, losses: tuple[Path, ...], output: Path) -> Counts:
-    """Task: write the keys that documents have in the end, given sets of those in what the first stage wrote."""
+    """Task: write the keys that documents have in the end, given sets of keys in what the first stage wrote."""
     rows_of = _join_keys(keys.paths)
     for table in losses:
         removed = _removed_rows(table, rows_of)

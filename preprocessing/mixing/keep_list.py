@@ -28,7 +28,7 @@ from preprocessing.steps.text_digest import DIGEST, TEXT_DIGEST, text_digests
 KEEP = "keep"
 DROP = "drop"
 GONE = "gone"  # as DROP, of a text that no document need have
-_LINES_NAMED = 10  # of those whose text no document has
+_LINES_NAMED = 10  # of the lines whose text no document has
 _BY_TEXT = re.compile(r"(drop|gone)\s+sha256:([0-9a-fA-F]{32}(?:[0-9a-fA-F]{32})?)(?:\s+(.*))?")
 
 
@@ -163,7 +163,7 @@ def _find_in_first(run: StageRun, keep_list: Path, first: FirstTexts) -> tuple[s
 
 
 def _run_searches(run: StageRun, step: str, tasks: Sequence[Task]) -> tuple[set[int], list[Path]]:
-    """Run tasks that look for texts of a list; return positions of those that documents have, and the sets of keys."""
+    """Run tasks that look for texts of a list; return positions of texts that documents have, and the sets of keys."""
     held = run.step(step, tasks).values(list[int])
     positions = set[int]()
     with_keys = list[Path]()
@@ -198,7 +198,7 @@ def reject_stale_lines(
 
 
 def _reject_missing(path: Path, listed: KeepList, held: NDArray[np.bytes_]) -> None:
-    """Raise InputError for a text to drop that is not among those that documents have."""
+    """Raise InputError for a text to drop that no document has, given the digests that documents have."""
     digests = np.array([text.digest for text in listed.texts], DIGEST)
     missing = list[ListedText]()
     for text, is_held in zip(listed.texts, np.isin(digests, held).tolist(), strict=True):
@@ -250,7 +250,7 @@ class _Matches:
         self._rows = dict[str, list[NDArray[np.int64]]]()
 
     def add(self, name: str, rows: NDArray[np.int64], digests: NDArray[np.bytes_]) -> None:
-        """Note those of the documents (n) of a corpus file whose digest is in the list."""
+        """Note the documents, of the documents (n) of a corpus file, whose digest is in the list."""
         is_listed = is_among(digests, self._digests)
         if is_listed.any():
             self._rows.setdefault(name, []).append(rows[is_listed])

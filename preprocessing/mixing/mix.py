@@ -251,7 +251,7 @@ def plan_levels(files: int, parts: int, line_bytes: int, fan: int) -> list[Gathe
 
 
 def _fan_in(files: int, line_bytes: int, fan_out: int, fan: int) -> int:
-    """Return how many files a task reads, so that those it writes have _FILE_BYTES, and that there are _MIN_TASKS."""
+    """Return how many files a task reads, so that files it writes have _FILE_BYTES, and that there are _MIN_TASKS."""
     expected = fan_out * _FILE_BYTES * files // max(line_bytes, 1)
     return max(2, min(fan, expected, math.ceil(files / _MIN_TASKS)))
 

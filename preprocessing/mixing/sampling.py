@@ -164,7 +164,7 @@ def select_kth(
 
 @dataclass(frozen=True)
 class _Group:
-    """Some of the files of a source, and those that narrowing writes for them."""
+    """Some of the files of a source, and the files that narrowing writes for them."""
 
     source: str
     name: str

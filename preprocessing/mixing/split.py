@@ -107,10 +107,10 @@ def split_part(share: Share, files: FileSet, limits: Limits, train: Path, holdou
 def ordered_rows(
     share: Share, files: FileSet, sources: Sequence[str], output: Path, memory: int
 ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-    """Yield the rows of a part, in consecutive ranges of their order, and the order of those of each range.
+    """Yield the rows of a part, in consecutive ranges of their order, each with the order of its rows.
 
     `memory` bytes are half for the rows' numbers and half for their lines. Lines that take more are in a temporary
-    file beside `output`; a part whose numbers take more is first scattered to another, by ranges of its order.
+    file next to `output`; a part whose numbers take more is first scattered to another, by ranges of its order.
     """
     opened = [BucketFile.open(path, share.bucket) for path in files.paths]
     with (

@@ -48,7 +48,7 @@ class LanguageBounds(Bounds):
 
 @dataclass(frozen=True)
 class LanguageRule(Bounds):
-    """A rule: the probability of the most likely language, or 0 if that is not one of those that are allowed."""
+    """A rule: the probability of the most likely language, or 0 if that language is not allowed."""
 
     allow: tuple[str, ...] = ()
 

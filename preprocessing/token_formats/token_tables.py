@@ -98,7 +98,7 @@ def _lengths(lists: pa.Array) -> NDArray[np.int64]:
 
 
 def _values(lists: pa.Array, column: str, path: Path) -> NDArray[np.integer]:
-    """Return the values of lists, concatenated; those of null lists are none."""
+    """Return the values of lists, concatenated; null lists have none."""
     values = lists.flatten()
     if values.null_count:
         raise InputError(f"{path}: expected an id everywhere in {column}, got null; write it again")

@@ -137,7 +137,7 @@ def shard_tasks(
     """Yield a task for each shard: it joins parts of at most `target` bytes, and the files of their malformed records.
 
     Args:
-        parts: The files of each part: those of `suffixes`, and files of malformed records.
+        parts: The files of each part: a file for each of `suffixes`, and files of malformed records.
         sizes: Bytes of each part's .bin.
         reports: The report of each part.
         target: Most bytes of a shard's .bin, if it is of several parts.

@@ -51,7 +51,7 @@ _FOR_FORK_SERVER = "gristmill.engine.execution.fork_server"
 _FOR_FORK_SERVER_OF_KERNELS = "gristmill.engine.execution.fork_server_kernels"
 _PACKAGES_OF_STAGES = ("preprocessing.", "dedup.")
 _GRACE_SECONDS = 3.0  # for interrupted tasks to end; then they are killed
-_FILES_NAMED = 3  # of those that a task reads
+_FILES_NAMED = 3  # of the files that a task reads
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 
 
@@ -184,7 +184,7 @@ class LocalExecutor:
     def _run_alone(self, call: Call, how: str, document: CurrentDocument | None) -> Any:
         """Run a call in which a worker has died, while no other runs, until it survives; return its result.
 
-        Each attempt knows where those before it ended. Raises WorkerDied if that tells of no document.
+        Each attempt knows where earlier attempts ended. Raises WorkerDied if that names no document.
         """
         known = KnownDeaths()
         while known.add(document, how):
@@ -200,7 +200,7 @@ class LocalExecutor:
         raise WorkerDied(_describe_death(call, how, document, len(known.dead)))
 
     def _find_deaths(self) -> dict[int, tuple[str, CurrentDocument | None]]:
-        """Return how workers died, and where, by the number of the call; not those that the pool ended then."""
+        """Return how workers died, and where, by the number of the call; not of workers that the pool ended then."""
         deaths = dict[int, tuple[str, CurrentDocument | None]]()
         for slot, worker in enumerate(self._started):
             if self._journal and worker.exitcode not in (None, 0, -signal.SIGTERM, TERMINATED):

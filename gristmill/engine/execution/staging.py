@@ -114,7 +114,7 @@ class Scratch:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _take(self, folder: Path, size: int) -> bool:
-        """Make a task's folder if its reservation and all others, also those made at this moment, fit the quota."""
+        """Make a task's folder if its reservation and all others, even of this moment, fit the quota."""
         if self.size is not None and self._reserved() + size > self.size:
             return False
         folder.mkdir(parents=True)
@@ -357,8 +357,8 @@ def _fetch(path: Path, target: Path, ranges: Ranges, seen: FileInfo | None, sha2
     """Copy ranges of an object to the same offsets of the local file `target`.
 
     `seen` is what the driver knows of the object, `sha256` the hash of its bytes if a stage wrote it. If it is gone or
-    another one, raises InputError, of such a hash RecordedObjectChanged. An object that is read in parts is told by its
-    version.
+    another one, raises InputError, of such a hash RecordedObjectChanged. An object that is read in parts is known by
+    its version.
     """
     target.touch()
     try:

@@ -1,4 +1,4 @@
-"""Ownership: the files that a run of a stage may overwrite and remove, which are those that it wrote."""
+"""Ownership: the files that a run of a stage may overwrite and remove: the files that it wrote."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

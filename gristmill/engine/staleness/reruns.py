@@ -37,7 +37,7 @@ def differing_versions(before: Identity, now: Identity) -> dict[str, tuple[str, 
 def outdated_versions(identity: Identity, own_versions: Identity) -> dict[str, tuple[str, str]]:
     """Return what has another version now than a task was made with: then and now, by name.
 
-    `own_versions` are those of Gristmill's own code: see Stage.
+    `own_versions` are the versions of Gristmill's own code: see Stage.
     """
     versions = dict[str, tuple[str, str]]()
     for name, now in own_versions.items():
@@ -60,7 +60,7 @@ def outdated_versions(identity: Identity, own_versions: Identity) -> dict[str, t
 def changed_steps(identity: Identity, own_versions: Identity) -> list[str]:
     """Return in words which steps a task did not run that it runs now, and which it ran that are gone.
 
-    `own_versions` are those of Gristmill's own code: see Stage. A task that runs no steps has none.
+    `own_versions` are the versions of Gristmill's own code: see Stage. A task that runs no steps has none.
 
     >>> steps = {"argument steps": "[…]", "version of the step 'a'": "1"}
     >>> changed_steps(steps, {"version of the step 'a'": "1", "version of the step 'b'": "1"})
