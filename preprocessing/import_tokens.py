@@ -225,7 +225,8 @@ def write_manifest(
     for report in reports:
         for source, more in report.sources.items():
             add_to(sources.setdefault(source, SourceRecord()), more.documents, more.tokens, more.bytes)
-    written = Manifest(tokenizer, dtype, [report.shard for report in reports], dict(sorted(sources.items())))
+    shards = [report.shard for report in reports]
+    written = Manifest(tokenizer, dtype, shards, dict(sorted(sources.items())))
     atomic_write_bytes(data_path, blend(written).encode())
     written.save(manifest.parent)
 

@@ -39,7 +39,8 @@ def version_of(name: str) -> str:
     if hasattr(function, "version"):
         return f"version {function.version}"
     home = sys.modules.get(function.__module__ or "", module)  # its module may have imported it from there
-    return hashlib.sha256("\0".join(map(_hash, dict.fromkeys((module, home)))).encode()).hexdigest()
+    hashes = "\0".join(map(_hash, dict.fromkeys((module, home))))
+    return hashlib.sha256(hashes.encode()).hexdigest()
 
 
 def _import(name: str) -> ModuleType:

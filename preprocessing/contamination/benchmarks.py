@@ -286,8 +286,10 @@ class Benchmarks:
         self.keys = _mapped(index.keys, np.dtype("<u8"))
         self.entries = _mapped(index.entries, ENTRY)
         edges = np.arange(1 << _BUCKET_BITS, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
-        self.buckets = np.append(np.searchsorted(self.keys, edges), len(self.keys)).astype(np.int64)
-        self.items = pa.ipc.open_file(pa.memory_map(str(index.items))).read_all()
+        first_keys = np.searchsorted(self.keys, edges)
+        self.buckets = np.append(first_keys, len(self.keys)).astype(np.int64)
+        mapped_items = pa.memory_map(str(index.items))
+        self.items = pa.ipc.open_file(mapped_items).read_all()
         self.common = common
         self.near: NearSearch | None = None
         if near:
@@ -340,7 +342,8 @@ class Benchmarks:
                 if self.words_of(item)[first : last - shift] == words.spell(start, last):
                     ngrams[item].update(range(first, first + count))
                     covered[item].update(range(first, last - shift))
-                    spans[item].append((int(words.starts[start]), int(words.ends[last - 1])))
+                    begin = int(words.starts[start])
+                    spans[item].append((begin, int(words.ends[last - 1])))
         for item, spans_of_item in spans.items():
             if len(ngrams[item]) < min_ngrams:
                 continue

@@ -129,7 +129,8 @@ def write_holdout_numbers(group: GroupFacts, epochs: BandEpochs, seed: int, outp
     """Task: write a random number for each document that is in the mix, to choose the holdout by; count them."""
     chunks = [np.empty(0, np.uint64)]
     for drawn in _draw_copies(group, epochs, seed):
-        chunks.append(random_numbers(seed, "holdout", drawn.facts.name, drawn.facts.rows[drawn.copies > 0]))
+        in_mix = drawn.facts.rows[drawn.copies > 0]
+        chunks.append(random_numbers(seed, "holdout", drawn.facts.name, in_mix))
     write_numbers(output, np.concatenate(chunks))
     return Result(Counts({}, []), sum(map(len, chunks)))
 
@@ -139,7 +140,8 @@ def _is_held_out(drawn: _Drawn, limit: int | None, seed: int) -> NDArray[np.bool
     if limit is None:
         return np.zeros(len(drawn.copies), np.bool_)
     numbers = random_numbers(seed, "holdout", drawn.facts.name, drawn.facts.rows)
-    return (drawn.copies > 0) & (numbers <= np.uint64(limit)) & (numbers != np.uint64(NOT_ELIGIBLE))
+    is_chosen = (numbers <= np.uint64(limit)) & (numbers != np.uint64(NOT_ELIGIBLE))
+    return is_chosen & (drawn.copies > 0)
 
 
 def write_holdout_digests(group: GroupFacts, epochs: BandEpochs, limit: int, seed: int, output: Path) -> None:

@@ -94,9 +94,11 @@ def _join(
     of_bands = np.zeros(len(rows), np.int64)
     if bands and scores:
         scored = pa.concat_tables(scores)
-        in_order = scored.filter(pa.array(np.isin(scored.column("row").to_numpy(), rows)))
+        is_in_file = np.isin(scored.column("row").to_numpy(), rows)
+        in_order = scored.filter(pa.array(is_in_file))
         noted = {fact: in_order.column(fact).to_numpy() for fact in bands.facts}
-        of_bands[np.isin(rows, in_order.column("row").to_numpy())] = bands.find(source_of(name), noted)
+        is_scored = np.isin(rows, in_order.column("row").to_numpy())
+        of_bands[is_scored] = bands.find(source_of(name), noted)
     return MixFacts(name, rows, table.column("bytes").to_numpy(), tokens, text_digests(table), of_bands)
 
 

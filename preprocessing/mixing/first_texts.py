@@ -65,6 +65,7 @@ def _removed_rows(losses: Path, files: Iterable[str]) -> KeySet:
     for table in stream_table(losses, ["file", "row", "removed"]):
         table = table.filter(table.column("removed"))
         for name in set(names).intersection(pc.unique(table.column("file")).to_pylist()):
-            rows = table.filter(pc.equal(table.column("file"), name)).column("row").to_numpy()
+            of_file = table.filter(pc.equal(table.column("file"), name))
+            rows = of_file.column("row").to_numpy()
             rows_of[name] = np.union1d(rows_of.get(name, _NO_ROWS), rows)
     return rows_of

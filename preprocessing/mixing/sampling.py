@@ -47,7 +47,8 @@ def random_numbers(seed: int, purpose: str, file: str, rows: NDArray[np.int64]) 
     (True, False)
     """
     one, two = map(np.uint64, _MULTIPLIERS)
-    state = np.uint64(_start(seed, purpose, file)) + (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN_GAMMA)
+    numbers_from_1 = rows.astype(np.uint64) + np.uint64(1)
+    state = np.uint64(_start(seed, purpose, file)) + numbers_from_1 * np.uint64(_GOLDEN_GAMMA)
     state = (state ^ (state >> np.uint64(30))) * one
     state = (state ^ (state >> np.uint64(27))) * two
     return state ^ (state >> np.uint64(31))

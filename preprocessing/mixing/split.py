@@ -214,7 +214,8 @@ def lines_in_order(
         if len(chosen) == 1:
             yield chosen, data[starts[chosen[0]] : starts[chosen[0] + 1]].data
         elif len(chosen):
-            yield chosen, memoryview(rows.column("line").take(pa.array(chosen)).buffers()[2] or b"")
+            lines = rows.column("line").take(pa.array(chosen))
+            yield chosen, memoryview(lines.buffers()[2] or b"")
 
 
 def _count(

@@ -113,7 +113,8 @@ class LanguageTable:
         self._by_iso: dict[str, list[Language]] = {}
         self._by_code: dict[str, list[Language]] = {}
         for language in languages:
-            self._by_iso.setdefault(language.name.partition("_")[0], []).append(language)
+            iso_code = language.name.partition("_")[0]
+            self._by_iso.setdefault(iso_code, []).append(language)
             self._by_code.setdefault(language.code, []).append(language)
 
     def find(self, label: str, text: str, is_of_model: bool = False) -> Language | None:

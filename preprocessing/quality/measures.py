@@ -184,14 +184,17 @@ class TextMeasures:
         return len(self.lines) + count_sentences(self.words)
 
     def short_lines(self) -> float:
-        return _share(sum(len(line) <= _SHORT for line in self.lines), len(self.lines))
+        short = sum(len(line) <= _SHORT for line in self.lines)
+        return _share(short, len(self.lines))
 
     def ended_lines(self) -> float:
-        return _share(sum(line.endswith(_ENDS) for line in self.lines), len(self.lines))
+        ended = sum(line.endswith(_ENDS) for line in self.lines)
+        return _share(ended, len(self.lines))
 
     def repeated_line_characters(self) -> float:
         """Return the share of characters in repeated lines, of all without newlines; blank lines do not count."""
-        return _share(_repeated(self.lines)[1], len(self.text) - self.text.count("\n"))
+        _, repeated = _repeated(self.lines)
+        return _share(repeated, len(self.text) - self.text.count("\n"))
 
 
 def _paragraphs(text: str) -> list[str]:

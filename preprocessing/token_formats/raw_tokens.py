@@ -26,7 +26,8 @@ def describe_raw(file: TokenFile, dtype: str) -> TokenFile:
     Raises InputError for a header that does not fit the file.
     """
     with wrap_read_errors(file.path), file.path.open("rb") as opened:
-        head = np.frombuffer(opened.read(12).ljust(12, b"\0"), np.int32).tolist()
+        beginning = opened.read(12).ljust(12, b"\0")
+    head = np.frombuffer(beginning, np.int32).tolist()
     named = _DTYPES_OF_HEADERS.get((head[0], head[1]))
     if named is None:
         return replace(file, dtype=dtype or "uint16")

@@ -69,7 +69,8 @@ def import_files(files: Sequence[TokenFile], rule: ImportRule, is_linked: bool, 
         for file in files:
             tally = _copy_ids(file, rule, dtype, written, digest)
             lengths.append(tally.lengths)
-            numbers.append(np.full(len(tally.lengths), names.index(file.source), np.uint32))
+            source = names.index(file.source)
+            numbers.append(np.full(len(tally.lengths), source, np.uint32))
             _count(file.source, tally, dtype, report, counts)
         if is_linked:
             report.linked = _link(files[0].path, temporary)

@@ -63,7 +63,7 @@ def _column_of(schema: pa.Schema, file: TokenFile) -> str:
             "--column, or gristmill tokenize for text"
         )
     kind = schema.field(column).type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    is_list = any(check(kind) for check in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
     if not is_list or not pa.types.is_integer(kind.value_type):
         raise UsageError(f"{file.path}: expected lists of integer ids in {column}, got {kind}; try another --column")
     return column

@@ -247,4 +247,5 @@ def add_to(record: ShardRecord | SourceRecord, documents: int, tokens: int, size
 def remove_unrecorded_shards(run: StageRun, out_dir: Path, suffixes: Sequence[str] = SHARD_SUFFIXES) -> None:
     """Remove shards that a run which was killed wrote, and did not record; they are written again."""
     if is_unfinished(out_dir, run.name):
-        remove_files(set(shards_in(out_dir, suffixes)) - set(map(Path, run.ledger.outputs())))
+        recorded = set(map(Path, run.ledger.outputs()))
+        remove_files(set(shards_in(out_dir, suffixes)) - recorded)
