@@ -303,7 +303,9 @@ class _TextPrinter:
     def _printer(self, prompts: Sequence[str], texts: Sequence["Text"]) -> "_Printer":
         if self.conversation is None:
             return _Printer(self.config.json, prompts, texts, prompts)
-        headings = [f"> {prompt}\n" if self.shows_messages else "" for prompt in prompts]
+        headings = [""] * len(prompts)
+        if self.shows_messages:
+            headings = [f"> {prompt}\n" for prompt in prompts]
         return _Printer(self.config.json, prompts, texts, headings, trims=True)
 
     def _begin(self, prompt: str) -> "Text":

@@ -36,7 +36,7 @@ from gristmill.engine.staleness.marks import Marks
 from gristmill.engine.staleness.outputs import reject_overlapping_folders
 from gristmill.engine.staleness.records import DoneRecord, OutputRecord, StepResult
 from gristmill.engine.staleness.stage_records import StageRecords
-from gristmill.engine.task import Stage, Task
+from gristmill.engine.task import Stage, Task, outputs_of
 from gristmill.io.files import PART, STATE_DIR
 from gristmill.paths import absolute, name_of
 from gristmill.storage.files import (
@@ -140,7 +140,7 @@ class StageRun:
         """Run tasks, and keep their records as they end."""
         scratch = self.execution.scratch
         if not scratch.is_private:
-            remove_partial_files(path for task in tasks for path in task.outputs)
+            remove_partial_files(outputs_of(tasks))
         budget = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
 
         def call(task: Task) -> Call:  # the inputs are as they were when the step was planned

@@ -140,6 +140,12 @@ class Task:
         return self.names.keys()
 
 
+def outputs_of(tasks: Iterable[Task]) -> Iterator[Path]:
+    """Yield the outputs of all tasks."""
+    for task in tasks:
+        yield from task.outputs
+
+
 def paths_read_by(tasks: Iterable[Task]) -> Iterator[Path]:
     """Yield the paths of the inputs of all tasks; the files of a FileSet once, however many tasks share it.
 

@@ -32,9 +32,18 @@ FILE_FORMATS = ("txt", "md", "html")  # a file is a document
 TEXT_FORMATS = (*FILE_FORMATS, "csv", "tsv")  # read only if asked for: such files may also be notes and metadata
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".bz2": "bz2", ".xz": "xz"}
 _SUFFIX = re.compile(r"\.[a-z][a-z0-9]{0,9}")
-JSONL_SUFFIXES = tuple(f".{name}{end}" for name in LINE_FORMATS for end in ("", *_COMPRESSIONS))
-_WEB_SUFFIXES = tuple(f".{name}{end}" for name in WEB_FORMATS for end in ("", *_COMPRESSIONS))
-CORPUS_SUFFIXES = JSONL_SUFFIXES + tuple(f".{name}" for name in TABLE_FORMATS) + _WEB_SUFFIXES
+
+
+def _suffixes_of(formats: Iterable[str]) -> tuple[str, ...]:
+    """Return the suffixes of files of these formats, each alone and with each compression."""
+    suffixes = list[str]()
+    for name in formats:
+        suffixes += [f".{name}", *(f".{name}{end}" for end in _COMPRESSIONS)]
+    return tuple(suffixes)
+
+
+JSONL_SUFFIXES = _suffixes_of(LINE_FORMATS)
+CORPUS_SUFFIXES = (*JSONL_SUFFIXES, *(f".{name}" for name in TABLE_FORMATS), *_suffixes_of(WEB_FORMATS))
 READABLE = (
     "*.jsonl, *.ndjson or *.json (one record per line), *.warc or *.wet, also .gz, .zst, .bz2 or .xz; *.parquet; "
     "*.arrow"

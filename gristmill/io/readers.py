@@ -211,7 +211,9 @@ def read_chosen(part: Slice, rows: Sequence[int], only_text: bool = False) -> It
     hold = MemoryReservation()
     rows_left = iter(rows)
     expected = next(rows_left, None)
-    for row, record in _records(part) if rows else ():
+    if expected is None:
+        return
+    for row, record in _records(part):
         if row != expected or isinstance(record, Skipped):
             continue
         key = DocKey(part.name, row)

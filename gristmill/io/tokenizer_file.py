@@ -280,7 +280,8 @@ class JsonTokenizer:
         named = named_token(config, name)
         if named is not None:
             return self.id_of(named)
-        for token in _BEGINS if name == "bos" else _ENDS:
+        tokens = _BEGINS if name == "bos" else _ENDS
+        for token in tokens:
             piece = self.id_of(token)
             if piece >= 0:
                 return piece
@@ -432,7 +433,8 @@ def _download(repository: str) -> Path:
             raise UsageError(
                 f"{repository}: there is no such file, nor repository of the Hub ({_first_line(error)})"
             ) from error
-        for companion in COMPANIONS if file in (JSON, MODEL) else ():
+        companions = COMPANIONS if file in (JSON, MODEL) else ()
+        for companion in companions:
             with suppress(EntryNotFoundError):
                 hf_hub_download(name, companion, revision=revision or None, local_files_only=bool(unreachable))
         return downloaded

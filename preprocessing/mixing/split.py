@@ -132,7 +132,7 @@ class _Found:
     @property
     def memory(self) -> int:
         """Return the bytes that the numbers of the rows of the part take, about."""
-        rows = sum(frame.rows for file in self.files for frame in file.frames)
+        rows = sum(sum(frame.rows for frame in file.frames) for file in self.files)
         return _NUMBER_BYTES * rows // self.share.parts_a_bucket
 
     def read(self) -> Iterator[pa.RecordBatch]:

@@ -184,7 +184,12 @@ def _steps_of(steps: tuple[Step, ...], name: str, languages: Languages) -> tuple
     """Return the steps for documents in a language of the table."""
     language = read_table(languages.path).find(name, "")
     assert language is not None, name
-    return tuple(step.of(language) if isinstance(step, Bounds) else step for step in steps)
+    own_steps = list[Step]()
+    for step in steps:
+        if isinstance(step, Bounds):
+            step = step.of(language)
+        own_steps.append(step)
+    return tuple(own_steps)
 
 
 def shipped_recipes() -> list[str]:

@@ -81,7 +81,10 @@ def _encode_sentencepiece(model: SentencePieceTokenizer, text: str) -> TextToken
 def _cut_at_control_tokens(model: SentencePieceTokenizer, text: str) -> Iterator[tuple[str, int]]:
     """Yield the parts of a text in order, each with its id if it is a control token, or -1."""
     control, pattern = _control_tokens(model)
-    for part in pattern.split(text) if control else [text]:
+    parts = [text]
+    if control:
+        parts = pattern.split(text)
+    for part in parts:
         if part:
             yield part, control.get(part, -1)
 

@@ -9,6 +9,7 @@ differ, tokenizers itself encodes.
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -119,12 +120,11 @@ class JsonEncoder:
         words = [self._tokenizer.decode([i]) for i in some]
         added = [token["content"] for token in json.loads(self._tokenizer.content).get("added_tokens") or ()]
         some_added = added[:: len(added) // _PROBE_ADDED + 1]
-        within = [
-            context.format(token, following)
-            for token, following in zip(some_added, [*some_added[1:], *some_added[:1]], strict=True)
-            for context in _CONTEXTS
-        ]
-        return [*_PROBES, *("".join(words[i::97] + words[i::89]) for i in range(89)), *within]
+        mixed = ["".join(words[i::97] + words[i::89]) for i in range(89)]
+        within = list[str]()
+        for token, following in zip(some_added, [*some_added[1:], *some_added[:1]], strict=True):
+            within += [context.format(token, following) for context in _CONTEXTS]
+        return [*_PROBES, *mixed, *within]
 
 
 def undone_flags(content: dict[str, Any]) -> str:
@@ -145,7 +145,7 @@ def undone_flags(content: dict[str, Any]) -> str:
 def _join(parts: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=offsets[1:])
-    return np.array([i for part in parts for i in part], np.int32), offsets
+    return np.array(list(chain.from_iterable(parts)), np.int32), offsets
 
 
 if TYPE_CHECKING:
@@ -190,11 +190,15 @@ def count_tokens_of_each(tokenizer: Path, texts: Sequence[str]) -> list[int]:
     short = [text for text in texts if len(text) <= LONG_TEXT]
 
     def count() -> list[int]:
-        lengths = iter(np.diff(encoder.encode(short)[1]).tolist())
-        return [
-            sum(len(ids) for ids in encoder.encode_parts(text)) if len(text) > LONG_TEXT else next(lengths)
-            for text in texts
-        ]
+        _, offsets = encoder.encode(short)
+        lengths_of_short = iter(np.diff(offsets).tolist())
+        lengths = list[int]()
+        for text in texts:
+            if len(text) > LONG_TEXT:
+                lengths.append(sum(map(len, encoder.encode_parts(text))))
+            else:
+                lengths.append(next(lengths_of_short))
+        return lengths
 
     return with_one_engine(encoder, count)[0]
 

@@ -84,7 +84,9 @@ def stage_of(stage: Stage, tokenizer: Path) -> Stage:
     if tokenizer.suffix == ".model":
         return stage
     require_tokenizers(str(tokenizer))
-    names = ("tokenizers" if name == "sentencepiece" else name for name in stage.libraries)
+    names = list(stage.libraries)
+    if "sentencepiece" in names:
+        names[names.index("sentencepiece")] = "tokenizers"
     return replace(stage, libraries=tuple(names))
 
 

@@ -14,7 +14,7 @@ from gristmill.engine.staleness.ownership import READS, Ownership, is_ahead
 from gristmill.engine.staleness.records import DoneRecord, StepResult, TaskId
 from gristmill.engine.staleness.reruns import explain, note_kept, note_outdated
 from gristmill.engine.staleness.temporary_files import TemporaryFiles
-from gristmill.engine.task import Stage, Task, paths_read_by
+from gristmill.engine.task import Stage, Task, outputs_of, paths_read_by
 from gristmill.errors import InputError
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_name
 from gristmill.paths import name_of
@@ -84,7 +84,7 @@ class StageRecords:
         Prints why they run, if that is asked for. Raises UsageError if a task would overwrite an input, InputError for
         inputs that are damaged or not finished.
         """
-        self._list_folders_of(path for task in tasks for path in task.outputs)
+        self._list_folders_of(outputs_of(tasks))
         self.owned.check_outputs(tasks)
         self._check_files(tasks)
         stale = list[Task]()
@@ -135,7 +135,7 @@ class StageRecords:
 
     def forget_listings(self, tasks: Iterable[Task]) -> None:
         """Drop the listings of the folders that tasks have written to."""
-        self.done.tags.forget({path.parent for task in tasks for path in task.outputs})
+        self.done.tags.forget({path.parent for path in outputs_of(tasks)})
 
     def result(self, step: str, tasks: Sequence[Task]) -> StepResult:
         """Return the records of the tasks of a step, all of which are done."""
@@ -207,10 +207,7 @@ class StageRecords:
 
     def _lasting_outputs(self, tasks: Iterable[Task]) -> list[Path]:
         """Return the outputs of tasks that are not temporary."""
-        outputs = list[Path]()
-        for task in tasks:
-            outputs += [path for path in task.outputs if not self.done.is_temporary(path)]
-        return outputs
+        return [path for path in outputs_of(tasks) if not self.done.is_temporary(path)]
 
     def _list_folders_of(self, paths: Iterable[Path]) -> None:
         """List the folders of some files of a bucket, where they are many: see FileTags.list_together."""
