@@ -198,11 +198,10 @@ class Tracer:
 
     def _failure_in(self, stage: str, folder: str, key: DocKey) -> str:
         """Return how a step failed on a document in a stage that noted facts in a folder; '' if none did."""
-        table = removed_path(self.out / folder)
         is_in_run = any(planned.name == stage for planned in plan_stages(self.config))
         if not is_in_run or not load_record(self.out, stage):
             return ""
-        return self._listed_in(table, key)
+        return self._listed_in(removed_path(self.out / folder), key)
 
     def _listed_in(self, table: Path, key: DocKey) -> str:
         """Return why a table of removed documents has a document; '' if it has not, or there is no such table."""
