@@ -42,7 +42,7 @@ class Sink(Protocol):
 
 
 @contextmanager
-def open_jsonl_writer(path: Path) -> Iterator[Sink]:
+def open_jsonl_writer(path: Path, zstd_level: int = ZSTD_LEVEL) -> Iterator[Sink]:
     """Yield a sink for the lines of a file; publish the file when the block ends without an error.
 
     The suffix .gz or .zst selects the compression. The same lines give the same bytes: no time stamp,
@@ -53,7 +53,7 @@ def open_jsonl_writer(path: Path) -> Iterator[Sink]:
     assert compression in ("", "gz", "zst") and (parts is None or parts.format in LINE_FORMATS), path
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         if compression == "zst":
-            with zstd_compressor().stream_writer(file, closefd=False) as sink:
+            with zstd_compressor(zstd_level).stream_writer(file, closefd=False) as sink:
                 yield sink
         elif compression == "gz":
             with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as sink:

@@ -175,8 +175,8 @@ def test_a_document_lost_between_stages_fails_the_run(finished, tmp_path, monkey
     real = document_pass.open_jsonl_writer
 
     @contextmanager
-    def forgetful(path):
-        with real(path) as sink:
+    def forgetful(path, level):
+        with real(path, level) as sink:
             yield ForgetfulSink(sink)
 
     class ForgetfulSink:

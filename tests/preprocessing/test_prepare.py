@@ -200,9 +200,8 @@ def test_one_pass_gives_what_five_stages_give(
     if is_judged:
         documents |= {name: data for name, data in files_in(tmp_path / "five/normal").items() if "malformed" in name}
     found_documents = files_in(tmp_path / "one/documents")
-    if is_judged:  # a .zst that is written in pieces has a frame for each: two stages cut it at other places
-        documents, found_documents = map(without_frames, (documents, found_documents))
-    assert found_documents == documents
+    # a pass compresses less, and a .zst that is written in pieces has a frame for each, which two stages cut otherwise
+    assert without_frames(found_documents) == without_frames(documents)
     for name in ("short.pickle", "dup/duplicate_pairs_exact.txt", "dup/duplicate_pairs_exact.parquet"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "five" / name).read_bytes(), name
     assert signed_in(tmp_path / "one/minhash") == signed_in(tmp_path / "five/minhash")
