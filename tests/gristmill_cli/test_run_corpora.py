@@ -90,3 +90,23 @@ def test_sources_that_differ_in_format_and_text_field_are_one_corpus(tmp_path):
     config.write_text("[sources.book]\ncolumn = 'content'\n[sources.code]\npath = 'raw'\n")
     done = gristmill(*estimated[3:], "--sample", "100kB")
     assert done.returncode == 0 and "would refuse this corpus. normalize_text: 60 of 120 records" in done.stderr, done
+
+
+def test_documents_are_compressed_on_request(tmp_path):
+    """The texts and the tokens are those of a run without; a document is found by its key in the raw corpus."""
+    corpus = tmp_path / "corpus"
+    write_records(make(corpus / "book" / "b.jsonl"), list(documents("book", 120)))
+    texts = dict[str, list[str]]()
+    counts = dict[str, dict]()
+    for name, options in {"plain": [], "compressed": ["--normalize.zst"]}.items():
+        out = tmp_path / name
+        done = run_in_process(corpus, out, *options)
+        assert done.returncode == 0, done.stderr
+        (file,) = list_corpus(out / "normalized")
+        texts[name] = [json.loads(line)["text"] for line in read_lines(file.path)]
+        counts[name] = msgspec.json.decode((out / "tokens/train/manifest.json").read_bytes())["sources"]["book"]
+    assert texts["compressed"] == texts["plain"]
+    assert counts["compressed"]["documents"] == counts["plain"]["documents"]
+    assert file.name == "book/b.jsonl.zst" and 2 * file.size < sum(map(len, texts["plain"]))
+    traced = gristmill("trace", str(tmp_path / "compressed"), "book/b.jsonl@3")
+    assert "kept as book/b.jsonl.zst@3" in traced.stdout
