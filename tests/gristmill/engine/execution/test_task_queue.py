@@ -2,11 +2,13 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace as posted
 
 from gristmill.counts import Counts
+from gristmill.engine.execution import task_queue
 from gristmill.engine.execution.call import Call
 from gristmill.engine.execution.local import LocalExecutor
 from gristmill.engine.execution.shards import code_versions, shard_executor
@@ -17,6 +19,7 @@ from gristmill.engine.options import RunOptions, TaskShard
 from gristmill.engine.staleness.records import DoneRecord
 from gristmill.engine.task import LIBRARIES, Task
 from gristmill.errors import DamagedFile, FinishedElsewhere, GristmillError, OutputError, UsageError
+from gristmill.storage.lock import lease_seconds
 from tests.patience import wait_until
 
 STEP = StepManifest("session", step=1, tasks=4, name="upper: upper", versions=code_versions())
@@ -25,11 +28,19 @@ CALLS = [Call(print, {"task": number}) for number in range(STEP.tasks)]
 
 @pytest.fixture
 def queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TaskQueue, TaskQueue]:
-    """The queue as two processes see it; one that shows no sign of life for two seconds is dead."""
-    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "2")
+    """The queue as two processes see it; one that shows no sign of life for 0.4 seconds is dead."""
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "0.4")
     one, other = TaskQueue(tmp_path / "queue"), TaskQueue(tmp_path / "queue")
     one.post(STEP, CALLS)
     return one, other
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the queue sees, which pass as a test says."""
+    now = [0.0]
+    monkeypatch.setattr(task_queue, "time", SimpleNamespace(**{**vars(time), "monotonic": lambda: now[0]}))
+    return now
 
 
 def record(name: str) -> DoneRecord:
@@ -61,10 +72,13 @@ def test_what_is_done_is_seen_once_with_its_record(queues: tuple[TaskQueue, Task
     assert [one.end(0), one.end(2), one.end(2)] == [True, True, False] and one.is_over
 
 
-def test_tasks_of_the_dead_are_taken_over_by_one_process(queues: tuple[TaskQueue, TaskQueue]) -> None:
+def test_tasks_of_the_dead_are_taken_over_by_one_process(
+    queues: tuple[TaskQueue, TaskQueue], clock: list[float]
+) -> None:
     (one, other), (queue, second) = shares(queues), queues
     third = TaskQueue(queue.folder)
-    with Heartbeat(queue.processes.folder, third.name):  # alive
+    living = Heartbeat(queue.processes.folder, third.name)
+    with living:
         assert third.take(STEP, 0, 0) and queue.take(STEP, 1, 0)
         assert not second.take(STEP, 1, 0)
         (queue.folder / "session-1" / "2.0.taken").touch()  # killed before it wrote its name
@@ -74,16 +88,17 @@ def test_tasks_of_the_dead_are_taken_over_by_one_process(queues: tuple[TaskQueue
         for share in (one, other):
             share.look()
             assert share.next() is None  # nobody has been watched for long enough
-        time.sleep(2.2)
+        for _ in range(4):  # more than the lease's seconds, which pass only once there was a sign of life
+            before = living.path.read_bytes()
+            wait_until(lambda seen=before: living.path.read_bytes() != seen)  # type: ignore[misc]
+            clock[0] += lease_seconds() / 3
+            assert all(share.queue.processes.is_alive(third.name) for share in (one, other))
         for share in (one, other):
             share.look()
         assert [other.next(), one.next(), other.next(), one.next()] == [1, 2, None, None]
-
-    def takes_the_first() -> bool:
-        one.look()
-        return one.next() == 0
-
-    wait_until(takes_the_first)  # its process has ended
+    clock[0] += lease_seconds() / 3
+    one.look()
+    assert one.next() == 0  # its process has ended
 
 
 def test_a_look_takes_no_partial_file_for_a_task(queues: tuple[TaskQueue, TaskQueue]) -> None:
