@@ -43,7 +43,7 @@ def bucket(running: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", str(SECONDS))
     monkeypatch.setitem(objects.RETRIES, "max_retries", 1)
-    monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=5))
+    monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=60))  # of a busy machine
     running.objects.clear()
     running.requests.clear()
     objects._open.cache_clear()
