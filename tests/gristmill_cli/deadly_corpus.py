@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.gristmill_cli import in_process
 from tests.gristmill_cli.corpus import ROOT
 
 DEADLY = {("book", 1, 30), ("book", 1, 33), ("web", 0, 59)}  # source, file, row; two are in one batch
@@ -88,11 +91,20 @@ def write_deadly_corpus(folder: Path) -> Path:
     return folder
 
 
-def gristmill(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in the folder, on whose functions it may call."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "gristmill_cli", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+def gristmill(folder: Path, *words: str, own_process: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a command in the folder, on whose functions it may call.
+
+    In a process of its own where there is a sitecustomize, which Python imports as it starts.
+    """
+    if own_process or (folder / "sitecustomize.py").exists():
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "gristmill_cli", *words]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        sys.modules.pop("deadly", None)  # of another test's folder
+        return in_process.gristmill(*words)
 
 
 def run_until_filter(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -204,7 +204,7 @@ def test_documents_and_a_file_on_which_workers_die_are_set_aside_as_without_ray(
 def test_without_max_failed_the_document_is_named_as_without_ray(cluster: Any, tmp_path: Path) -> None:
     folder = write_deadly_corpus(tmp_path)
     words = ("deadly:one_by_one", "--executor", "ray", "--address", cluster.address)
-    done = gristmill(folder, "apply", "corpus/web", "kept", *words)
+    done = gristmill(folder, "apply", "corpus/web", "kept", *words, own_process=True)
     assert done.returncode == 1
     (said,) = done.stderr.splitlines()[-1:]
     assert said.startswith(
