@@ -2,10 +2,7 @@
 
 import base64
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -124,12 +121,6 @@ class Uploads(BaseHTTPRequestHandler):
         pass
 
 
-def push(out: Path, target: str, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: huggingface_hub reads the environment as it is imported."""
-    command = [sys.executable, "-m", "gristmill_cli", "push", str(out), target, *more]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-
-
 def test_a_push_uploads_the_tokens_and_the_card(finished: tuple[Path, Path, str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(finished[1], out)
@@ -142,7 +133,7 @@ def test_a_push_uploads_the_tokens_and_the_card(finished: tuple[Path, Path, str]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     there = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
     try:
-        dry = push(out, target, "--dry_run", "true", **there)
+        dry = gristmill("push", out, target, "--dry_run", "true", **there)
         assert dry.returncode == 0 and not server.repos and not server.files
         files = {
             path.relative_to(out / "tokens").as_posix(): path.read_bytes()
@@ -152,7 +143,7 @@ def test_a_push_uploads_the_tokens_and_the_card(finished: tuple[Path, Path, str]
         listed = {name: int(size.replace(",", "")) for size, name in map(str.split, dry.stdout.splitlines()[:-1])}
         assert listed == {name: len(data) for name, data in files.items()} and "README.md" in listed
         assert "nothing was sent" in dry.stdout
-        done = push(out, target, **there)
+        done = gristmill("push", out, target, **there)
         assert done.returncode == 0, done.stderr
         assert server.files == files and server.repos[0]["name"] == "grain"
         assert (
@@ -161,7 +152,7 @@ def test_a_push_uploads_the_tokens_and_the_card(finished: tuple[Path, Path, str]
     finally:
         server.shutdown()
         server.server_close()
-    gone = push(out, target, **there)
+    gone = gristmill("push", out, target, **there)
     assert gone.returncode == 1 and "cannot be reached" in gone.stderr and "Traceback" not in gone.stderr
     for wrong in ("hf://datasets/grain", "s3://bucket/grain", "hf://datasets/org/grain/folder", "grain"):
         refused = gristmill("push", out, wrong)
