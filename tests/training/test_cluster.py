@@ -17,7 +17,9 @@ from gristmill.errors import UsageError
 from tests.gristmill_cli.documentation import commands
 from tests.patience import patience
 from tests.training.conftest import small_run
+from tests.training.launch import launch_all, rank_variables
 from training.config import TrainConfig
+from training.distributed import process_group
 from training.distributed.launchers import adopt_launcher
 from training.distributed.process_group import init_distributed
 from training.reporting.metrics_file import METRICS, read_metrics
@@ -169,23 +171,24 @@ def test_the_variables_of_mpich() -> None:
     assert "RANK" not in alone
 
 
+def meet(other: bool) -> None:
+    """Meet the other ranks, as rank 1 with another version if there is an `other`; print how it ended."""
+    with pytest.MonkeyPatch.context() as patch:
+        if other and os.environ["RANK"] == "1":
+            patch.setattr(process_group, "_describe_versions", lambda: "gristmill 0.0.9, torch 2.1")
+        try:
+            with init_distributed("cpu"):
+                print("met")
+        except UsageError as error:
+            print(error)
+
+
 @pytest.mark.parametrize("other", [False, True])
-def test_a_node_with_another_version_is_refused_by_all(other: bool) -> None:
+def test_a_node_with_another_version_is_refused_by_all(tmp_path: Path, other: bool) -> None:
     port = free_port()
-    code = "import training.distributed.process_group as group\n"
-    processes = []
-    for rank in range(2):
-        patch = "group._describe_versions = lambda: 'gristmill 0.0.9, torch 2.1'\n" if other and rank == 1 else ""
-        start = (
-            "from gristmill.errors import UsageError\n"
-            "try:\n    with group.init_distributed('cpu'):\n        print('met')\n"
-            "except UsageError as error:\n    print(error)\n"
-        )
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        environment |= {"MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-        command = [sys.executable, "-c", code + patch + start]
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    said = [process.communicate(timeout=patience(90))[0].strip() for process in processes]
+    with launch_all(meet, (other,), [rank_variables(rank, 2, port) for rank in range(2)], tmp_path) as launched:
+        assert launched.codes() == [0, 0], launched.said()
+        said = [printed.strip() for printed in launched.printed()]
     if not other:
         assert said == ["met", "met"]
     else:

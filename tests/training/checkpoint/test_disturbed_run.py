@@ -1,25 +1,23 @@
 """A run whose node is killed, whose bucket fails and whose batch is changed ends with the losses of an undisturbed one.
 
-Two nodes, each with a launcher of its own and no folder in common, train from a bucket and into it.
+Two nodes, each with a process of its own and no folder in common, train from a bucket and into it.
 """
 
 import os
-import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.object_faults import Environment, Seldom, refuse
 from tests.object_store import Store, object_store
-from tests.patience import patience
 from tests.training.checkpoint.test_remote_run import losses
-from tests.training.conftest import REPOSITORY, small_run
+from tests.training.conftest import small_run
+from tests.training.launch import Launched, be_command, launch_all, rank_variables
 from tests.training.test_cluster import free_port
 
 STEPS = 16
@@ -36,7 +34,7 @@ class Disturbance:
 
     def __init__(self) -> None:
         self.seldom = Seldom(3, 0.1)
-        self.kills: subprocess.Popen[bytes] | None = None
+        self.kills: BaseProcess | None = None
         self.refuses = ""  # the checkpoint that the bucket refuses
         self.lock = threading.Lock()
 
@@ -45,19 +43,11 @@ class Disturbance:
         is_write = environment["REQUEST_METHOD"] == "PUT"
         with self.lock:
             if is_write and "/step-00000004/" in path and self.kills is not None:
-                kill_all(self.kills)
+                self.kills.kill()
                 self.kills = None
         if is_write and self.refuses and f"{self.refuses}/__0_0" in path:
             return refuse("403 Forbidden", "AccessDenied")(application, environment, start_response)
         return self.seldom(application, environment, start_response)
-
-
-def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a launcher and its rank at once, as if the machine lost its power."""
-    if process.poll() is None:
-        everything = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for each in everything:
-            each.kill()
 
 
 @pytest.fixture
@@ -68,33 +58,24 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         yield opened
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., list[subprocess.Popen[bytes]]]]:
-    """`start(nodes, *options)`: a launcher on each node; what node n says is in n.log."""
-    started: list[subprocess.Popen[bytes]] = []
+@contextmanager
+def started(nodes: int, folder: Path, *options: str) -> Iterator[Launched]:
+    """A process on each node, as one that a launcher starts there; what it says is in a folder of this start."""
+    port = free_port()
+    on_nodes = [{**rank_variables(node, nodes, port), "LOCAL_RANK": "0"} for node in range(nodes)]
+    environments = [variables | {"LOCAL_WORLD_SIZE": "1"} for variables in on_nodes]
+    with launch_all(train_on_node, (folder, options), environments, folder / f"said{port}") as launched:
+        yield launched
 
-    def run(nodes: int, *options: str) -> list[subprocess.Popen[bytes]]:
-        rendezvous = [f"--rdzv_endpoint=localhost:{free_port()}", "--rdzv_id=run1", "--rdzv_backend=c10d"]
-        launcher = [sys.executable, "-m", "gristmill_cli", "torchrun", f"--nnodes={nodes}", "--nproc_per_node=1"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore"}
-        own = []
-        for node in range(nodes):
-            folders = ["--checkpoint.folder", str(tmp_path / f"node{node}"), "--data.cache", str(tmp_path / f"t{node}")]
-            command = [*launcher, *rendezvous, "-m", "gristmill_cli.train", *options, *folders]
-            with (tmp_path / f"{node}.log").open("ab") as log:
-                own.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        started.extend(own)
-        return own
 
-    yield run
-    for process in started:
-        kill_all(process)
-        process.wait()
+def train_on_node(folder: Path, options: tuple[str, ...]) -> None:
+    node = os.environ["RANK"]
+    folders = ["--checkpoint.folder", str(folder / f"node{node}"), "--data.cache", str(folder / f"t{node}")]
+    be_command("train", *options, *folders)
 
 
 def test_a_disturbed_run_ends_with_the_losses_of_an_undisturbed_one(
     store: Store,
-    start: Callable[..., list[subprocess.Popen[bytes]]],
     train_in_ranks: Callable[[int, Path, list[str]], None],
     corpus: Path,
     tmp_path: Path,
@@ -105,20 +86,20 @@ def test_a_disturbed_run_ends_with_the_losses_of_an_undisturbed_one(
     remote = [word.replace(str(corpus), "s3://bucket/mine") for word in local] + ["--out_dir", "s3://bucket/run"]
     store.fault = disturbance = Disturbance()
 
-    first, second = start(2, *remote, "--data.batch_size", str(BATCHES[0]))
-    disturbance.kills = second
-    assert first.wait(patience(120)) != 0 and second.wait(patience(30)) == -9, said(tmp_path)
+    with started(2, tmp_path, *remote, "--data.batch_size", str(BATCHES[0])) as nodes:
+        disturbance.kills = nodes.processes[1]
+        assert nodes.codes() == [1, -9], said(tmp_path)
     resumed = int(store.tree("run/checkpoints")["latest"].decode().partition("-")[2])
     assert 2 <= resumed < STEPS - 4
 
     disturbance.refuses = f"step-{resumed + 4:08d}"
-    codes = [process.wait(patience(120)) for process in start(2, *remote, "--data.batch_size", str(BATCHES[1]))]
-    assert all(codes) and "AccessDenied" in said(tmp_path), said(tmp_path)
+    with started(2, tmp_path, *remote, "--data.batch_size", str(BATCHES[1])) as nodes:
+        assert all(nodes.codes()) and "AccessDenied" in said(tmp_path), said(tmp_path)
     assert store.tree("run/checkpoints")["latest"].decode() == f"step-{resumed + 2:08d}"
 
     disturbance.refuses = ""
-    (process,) = start(1, *remote, "--data.batch_size", str(BATCHES[1]))  # and with another number of nodes
-    assert process.wait(patience(120)) == 0, said(tmp_path)
+    with started(1, tmp_path, *remote, "--data.batch_size", str(BATCHES[1])) as nodes:  # with another number of nodes
+        assert nodes.codes() == [0], said(tmp_path)
     changed = f"sequences per step: {BATCHES[0]} until step {resumed}, then {BATCHES[1]}"
     assert changed in said(tmp_path) and disturbance.seldom.made > 10
 
@@ -132,5 +113,4 @@ def test_a_disturbed_run_ends_with_the_losses_of_an_undisturbed_one(
 
 def said(folder: Path) -> str:
     """All that the nodes have said."""
-    lines = "".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.log")))
-    return re.sub(r"^.*torch/distributed/elastic.*\n", "", lines, flags=re.MULTILINE)
+    return "".join(path.read_text(errors="replace") for path in sorted(folder.glob("said*/*")))
