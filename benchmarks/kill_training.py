@@ -105,8 +105,9 @@ def kill_training(
 def start_run(out_dir: Path, processes: int, restarts: int, options: Sequence[str]) -> subprocess.Popen[str]:
     """Start torchrun, which trains into `out_dir` and logs to `out_dir`.log."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", f"--max-restarts={restarts}"]
-    command = [sys.executable, "-m", *launcher, "training/train.py", "--out_dir", str(out_dir), *options]
+    launcher = [sys.executable, "-m", "gristmill_cli", "torchrun", "--standalone"]
+    launcher += [f"--nproc_per_node={processes}", f"--max-restarts={restarts}"]
+    command = [*launcher, "training/train.py", "--out_dir", str(out_dir), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     with out_dir.with_suffix(".log").open("w") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=log, stderr=subprocess.STDOUT)

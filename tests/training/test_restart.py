@@ -21,27 +21,45 @@ from training.experimental.parallel_config import ParallelConfig
 from training.train import train
 
 TrainInRanks = Callable[[int, Path, list[str]], None]
-OFTEN = "--checkpoint.every 4 --metrics.log_every 1 --eval.every 10 --eval.sample_tokens 8 --metrics.tensorboard false"
+OFTEN = "--checkpoint.every 6 --metrics.log_every 1 --eval.every 9 --eval.sample_tokens 8 --metrics.tensorboard false"
 
 
-def test_a_killed_rank_is_restarted_with_all_and_they_resume(
+def test_killed_ranks_are_restarted_and_a_stop_saves_and_both_resume(
     corpus: Path, tmp_path: Path, train_in_ranks: TrainInRanks
 ) -> None:
-    """Ranks that raise or hang are in test_hang_detection.py."""
-    options = [*small_run(corpus), *OFTEN.split()]
-    options += ["--optim.steps", "32", "--parallel.tp", "2"]
-    train_in_ranks(2, tmp_path / "whole", options)
-    launcher = start_run(tmp_path / "killed", 2, 1, options)
-    while launcher.poll() is None and steps_done(tmp_path / "killed") < 8:  # there is a checkpoint of step 4
-        time.sleep(0.05)
-    seed = random.randrange(1 << 30)
-    kills = kill_at_random(launcher, tmp_path / "killed", 1, 16, random.Random(seed))  # a busy machine kills later
-    code = launcher.wait()
-    said = f"seed {seed}: {kills}\n" + (tmp_path / "killed.log").read_text()
-    assert code == 0 and len(kills) == 1, said
-    assert differences(tmp_path / "whole", tmp_path / "killed", 32) == [], said
+    """One launch is killed, goes on by itself, is stopped and resumed; ranks that hang are in test_hang_detection."""
+    options = [*small_run(corpus), *OFTEN.split(), "--precision", "bf16", "--parallel.tp", "2"]
+    options += ["--optim.schedule", "constant", "--optim.warmup_steps", "2"]
+    run = tmp_path / "run"
+    log = tmp_path / "run.log"
+    launcher = start_run(run, 2, 1, [*options, "--optim.steps", "100000"])
+    try:
+        while launcher.poll() is None and steps_done(run) < 8:  # there is a checkpoint of step 6
+            time.sleep(0.05)
+        seed = random.randrange(1 << 30)
+        kills = kill_at_random(launcher, run, 1, 16, random.Random(seed))  # a busy machine kills later
+        assert len(kills) == 1, f"seed {seed}: {log.read_text()}"
+        while launcher.poll() is None and (
+            "resuming from" not in log.read_text() or steps_done(run) < kills[0].step + 3
+        ):
+            time.sleep(0.02)
+        launcher.terminate()
+        code = launcher.wait()
+    finally:
+        launcher.kill()
+    said = log.read_text()
+    done = steps_done(run)
+    assert code == 143 and said.splitlines()[-1] == "torchrun: stopped by SIGTERM", f"seed {seed}: {said}"
+    assert said.count(f"stopped after step {done}; run the same command to resume") == 1, said  # by one of the two
     (resumed,) = [int(line.rpartition("-")[2]) for line in said.splitlines() if "resuming from" in line]
-    assert 4 <= resumed <= kills[0].step, said
+    assert 6 <= resumed <= kills[0].step <= done, said
+    assert (run / f"checkpoints/step-{done:08d}/record.json").is_file() and not (run / "summary.json").exists()
+    (run / "run.json").write_text((run / "run.json").read_text().replace('"steps": 100000', f'"steps": {done}'))
+    options += ["--optim.steps", str(done + 3)]
+    train_in_ranks(2, run, options)
+    train_in_ranks(2, tmp_path / "whole", options)
+    said = f"seed {seed}: {kills}, stopped after step {done}\n{said}"
+    assert differences(tmp_path / "whole", run, done + 3) == [], said
 
 
 @pytest.mark.thorough

@@ -1,5 +1,6 @@
 """Stops under torchrun: exit codes, ranks of a killed launcher, nodes that come and go, and what comes first."""
 
+import io
 import os
 import re
 import signal
@@ -8,25 +9,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
+import torch.distributed as dist
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from benchmarks.kill_training import metric_values, steps_done
-from tests.patience import patience
+from tests.patience import patience, wait_until
 from tests.training.conftest import REPOSITORY, small_run
+from tests.training.launch import be_command, launch_all
 from tests.training.test_cluster import free_port
 from training import train_step
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed import launchers, torchrun
+from training.experimental.parallel_config import ParallelConfig
 from training.loop import train_as_planned
 from training.run_plan import RunPlan
+from training.train import train
 from training.trainer import Trainer
 
 OURS = [sys.executable, "-m", "gristmill_cli", "torchrun"]
@@ -34,7 +39,7 @@ OFTEN = "--metrics.log_every 1 --metrics.tensorboard false --eval.sample_tokens 
 LONG = ["--optim.steps", "100000", "--checkpoint.every", "1000", "--checkpoint.keep", "2"]
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_with(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     """Wait for a condition, as long as the process runs."""
     deadline = time.monotonic() + patience(120)
     while not condition():
@@ -65,19 +70,13 @@ def checkpoints(out_dir: Path) -> list[int]:
     return sorted(int(path.name.partition("-")[2]) for path in out_dir.glob("checkpoints/step-*[0-9]"))
 
 
-def test_a_stop_and_a_user_s_error_have_their_own_exit_codes(corpus: Path, tmp_path: Path) -> None:
+def test_a_user_s_error_has_its_own_exit_code(corpus: Path, tmp_path: Path) -> None:
+    """As a stop has, in test_restart."""
     command = [*OURS, "--standalone", "--nproc_per_node=2"]
-    with running(command, corpus, out_dir := tmp_path / "run", *LONG) as launcher:
-        wait_until(lambda: steps_done(out_dir) >= 3, launcher)
-        launcher.terminate()
-        assert launcher.wait(patience(60)) == 143
-    assert checkpoints(out_dir) == [steps_done(out_dir)]
-    said = (tmp_path / "run.log").read_text()
-    assert said.splitlines()[-1] == "torchrun: stopped by SIGTERM" and "Traceback" not in said
-    with running(command, corpus, tmp_path / "wrong", "--data.batch_size", "3") as launcher:
+    with running(command, corpus, tmp_path / "wrong", "--optim.steps", "0") as launcher:
         assert launcher.wait(patience(60)) == 2
     said = (tmp_path / "wrong.log").read_text()
-    assert "error: data.batch_size 3 is not divisible by parallel.dp 2" in said and "Root Cause" not in said
+    assert "error: optim.steps is 0; expected 1 or more" in said and "Root Cause" not in said
     failed = rf"torchrun: rank [01] on {re.escape(socket.gethostname())} failed first, with exit code 2; "
     assert re.match(failed, said.splitlines()[-1])
 
@@ -110,56 +109,61 @@ def test_nodes_that_cannot_meet_say_so_in_a_sentence(
 
 def test_tasks_of_srun_end_with_the_code_of_the_signal(corpus: Path, tmp_path: Path) -> None:
     """As the script of the page asks of srun, which ends with the highest code of its tasks."""
-    trainer = ["-m", "gristmill_cli", "train", *small_run(corpus), *OFTEN.split(), *LONG]
     step = {"SLURM_JOB_ID": "9", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
     step |= {"SLURM_STEP_NODELIST": "127.0.0.1", "MASTER_PORT": str(free_port())}
     out_dir = tmp_path / "run"
-    tasks = []
-    try:
-        for number in ("0", "1"):
-            environment = os.environ | step | {"SLURM_PROCID": number, "SLURM_LOCALID": number}
-            environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-            command = [sys.executable, *trainer, "--out_dir", str(out_dir)]
-            tasks.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
-        wait_until(lambda: steps_done(out_dir) >= 3, tasks[0])
-        for task in tasks:
-            task.terminate()
-        assert [task.wait(patience(60)) for task in tasks] == [143, 143]
-    finally:
-        for task in tasks:
-            task.kill()
-            task.wait()
+    words = ("train", *small_run(corpus), *OFTEN.split(), *LONG, "--out_dir", str(out_dir))
+    environments = [step | {"SLURM_PROCID": number, "SLURM_LOCALID": number} for number in ("0", "1")]
+    with launch_all(be_command, words, environments, tmp_path) as launched:
+        wait_until(lambda: steps_done(out_dir) >= 3)
+        for process in launched.processes:
+            process.terminate()
+        assert launched.codes() == [143, 143], launched.said()
     assert checkpoints(out_dir) == [steps_done(out_dir)]
 
 
-@pytest.mark.parametrize("zero", ["1", "3"])
-def test_a_stop_within_a_long_step_saves_the_step_before(
-    corpus: Path, tmp_path: Path, train_in_ranks: Callable[[int, Path, list[str]], None], zero: str
+def stop_within_step(config: TrainConfig) -> tuple[object, str]:
+    """Train until rank 1 has a signal before the third micro-batch of step 2; return the exit code and the output."""
+    usual = Trainer._stop_within_step
+    calls: list[int] = []
+
+    def signalled(trainer: Trainer) -> None:
+        calls.append(trainer.steps_done)
+        if dist.get_rank() == 1 and calls.count(1) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        usual(trainer)
+
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), pytest.raises(SystemExit) as ended:
+        patch.setattr(Trainer, "_stop_within_step", signalled)
+        train(config)
+    assert calls.count(1) == 3
+    return ended.value.code, printed.getvalue()
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_a_stop_within_a_step_saves_the_step_before(
+    config: TrainConfig, tmp_path: Path, run_ranks: Callable[..., list[Any]], zero: Literal[1, 3]
 ) -> None:
-    """A step of 256 micro-batches is left at once; resumed, the losses are those of a run that was never stopped."""
-    options = ["--parallel.micro_batches", "256", "--data.batch_size", "512", "--precision", "fp64"]
-    options += ["--optim.schedule", "constant", "--checkpoint.every", "1000", "--parallel.zero", zero]
-    command = [*OURS, "--standalone", "--nproc_per_node=2"]
-    with running(command, corpus, out_dir := tmp_path / "run", *options, "--optim.steps", "1000") as launcher:
-        wait_until(lambda: steps_done(out_dir) >= 1, launcher)
-        launcher.terminate()
-        assert launcher.wait(patience(60)) == 143
-    done = steps_done(out_dir)
-    assert checkpoints(out_dir) == [done]
-    said = (tmp_path / "run.log").read_text()
-    assert f"stopped after step {done}, with step {done + 1} left unfinished; run the same command to resume" in said
-    more = [*small_run(corpus), *OFTEN.split(), *options, "--optim.steps", str(done + 1)]
-    (out_dir / "run.json").write_text((out_dir / "run.json").read_text().replace('"steps": 1000', f'"steps": {done}'))
-    train_in_ranks(1, out_dir, [*more, "--parallel.zero", "0"])
-    train_in_ranks(1, tmp_path / "whole", [*more, "--parallel.zero", "0"])
-    losses = [dict(metric_values(folder, "step", "loss")) for folder in (tmp_path / "whole", out_dir)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-9) and len(losses[0]) == done + 1
+    """It leaves a step of many micro-batches at once; resumed, the losses are those of a run that was never stopped."""
+    config = replace(config, precision="fp64", data=replace(config.data, batch_size=16))
+    config = replace(config, optim=replace(config.optim, steps=3), metrics=replace(config.metrics, log_every=1))
+    config = replace(config, checkpoint=CheckpointConfig(every=1000))
+    alone = replace(config, parallel=ParallelConfig(micro_batches=8))
+    stopped = replace(config, parallel=ParallelConfig(micro_batches=8, zero=zero))
+    (code, said), (other_code, _) = run_ranks(2, stop_within_step, stopped)
+    assert code == other_code == 143 and checkpoints(config.out_dir) == [1]
+    assert "stopped after step 1, with step 2 left unfinished; run the same command to resume" in said
+    run_ranks(1, train, alone)
+    run_ranks(1, train, replace(alone, out_dir=tmp_path / "whole"))
+    losses = [dict(metric_values(folder, "step", "loss")) for folder in (tmp_path / "whole", config.out_dir)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9) and len(losses[0]) == 3
 
 
 def test_ranks_of_a_killed_launcher_stop_with_a_checkpoint(corpus: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     with running(command, corpus, out_dir := tmp_path / "run", *LONG) as launcher:
-        wait_until(lambda: steps_done(out_dir) >= 3, launcher)
+        wait_with(lambda: steps_done(out_dir) >= 3, launcher)
         ranks = psutil.Process(launcher.pid).children()
         launcher.kill()
         gone, alive = psutil.wait_procs(ranks, patience(60))
@@ -180,16 +184,16 @@ def test_a_node_joins_and_is_lost(
     rendezvous = [f"--rdzv_endpoint=localhost:{free_port()}", "--rdzv_id=run1", "--rdzv_conf=last_call_timeout=2"]
     command = [*OURS, "--nnodes=1:2", "--nproc_per_node=1", "--max-restarts=3", "--rdzv_backend=c10d", *rendezvous]
     with running(command, corpus, out_dir, *options) as first:
-        wait_until(lambda: steps_done(out_dir) >= 3, first)
+        wait_with(lambda: steps_done(out_dir) >= 3, first)
         with running(command, corpus, out_dir, *options) as second:
-            wait_until(lambda: log.read_text().count("resuming from") == 1, first)
+            wait_with(lambda: log.read_text().count("resuming from") == 1, first)
             at = steps_done(out_dir)
-            wait_until(lambda: steps_done(out_dir) > at + 3, first)
+            wait_with(lambda: steps_done(out_dir) > at + 3, first)
             second.kill()
             second.wait()
-        wait_until(lambda: log.read_text().count("resuming from") == 2, first)
+        wait_with(lambda: log.read_text().count("resuming from") == 2, first)
         at = steps_done(out_dir)
-        wait_until(lambda: steps_done(out_dir) > at + 3, first)
+        wait_with(lambda: steps_done(out_dir) > at + 3, first)
         first.terminate()
         assert first.wait(patience(120)) == 143
     said = log.read_text()

@@ -1,12 +1,9 @@
 import json
 import math
 import os
-import random
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +13,7 @@ import pytest
 
 from gristmill.errors import InputError, OutputError, UsageError
 from tests.patience import patience
-from tests.training.conftest import LAUNCH, TORCHRUN, small_run
+from tests.training.conftest import LAUNCH, TORCHRUN
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.checkpoint_group import single_process_group
@@ -234,44 +231,6 @@ def test_a_user_s_mistake_is_one_line_and_exit_code_2(
     said = capfd.readouterr().err
     assert end.value.code == 2 and message in said and said.startswith("error: ") and said.count("\n") == 1
     assert not (tmp_path / "run").exists()
-
-
-def wait_for_step(out_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + patience(180)  # a busy machine starts slowly
-    while not any(done >= step for done, _ in losses(out_dir)):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
-        time.sleep(0.01)
-
-
-def test_stopped_and_resumed_under_torchrun_gives_bit_for_bit_the_same_losses(
-    start_training: Start,
-    train_in_ranks: Callable[[int, Path, list[str]], None],
-    torchrun: list[str],
-    corpus: Path,
-    tmp_path: Path,
-) -> None:
-    step = random.randint(12, 30)
-    options = ["--precision", "bf16", "--parallel.zero", "1"]
-    options += ["--optim.steps", "60", "--checkpoint.every", "0", "--metrics.log_every", "1", "--eval.every", "25"]
-    train_in_ranks(2, tmp_path / "through", [*small_run(corpus), *options])
-
-    stopped = start_training(torchrun, tmp_path / "run", *options)
-    wait_for_step(tmp_path / "run", step, stopped)
-    os.kill(stopped.pid, signal.SIGTERM)
-    said = stopped.communicate(timeout=patience(60))[0]
-    done = losses(tmp_path / "run")[-1][0]
-    assert said.count(f"stopped after step {done}; run the same command to resume") == 1, said  # by one of the two
-    assert (tmp_path / f"run/checkpoints/step-{done:08d}/record.json").is_file() and stopped.returncode != 0
-    assert not (tmp_path / "run/summary.json").exists()
-
-    train_in_ranks(2, tmp_path / "run", [*small_run(corpus), *options])
-    assert losses(tmp_path / "run") == losses(tmp_path / "through"), f"stopped after step {done}"
-    assert [done for done, _ in losses(tmp_path / "through")] == list(range(1, 61))
-    evals = [
-        [(r["step"], r["loss"], r["text"]) for r in read_metrics(tmp_path / run / METRICS) if r["kind"] == "eval"]
-        for run in ("through", "run")
-    ]
-    assert evals[0] == evals[1] and len(evals[0]) == 3
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, LAUNCH], ids=["torchrun", "launch"])  # launch passes --local-rank, too
