@@ -1,8 +1,6 @@
 """`import-hf hf://ORG/NAME`: what a Hub on this machine has is what the folder of the same files gives."""
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,18 +22,15 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         yield hub
 
 
-def run(hub: Hub, tmp_path: Path, name: str, *more: str, **other: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_OFFLINE": "0", **other,
-    }  # fmt: skip
-    command = [sys.executable, "-m", "gristmill_cli", "import-hf", name, *more]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def run(hub: Hub, tmp_path: Path, name: str, out: Path) -> subprocess.CompletedProcess[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        return gristmill("import-hf", name, out, HF_ENDPOINT=hub.url)
 
 
 def test_a_model_of_the_hub_is_imported_as_its_folder_is(hub: Hub, tmp_path: Path) -> None:
     import_hf(tmp_path / "theirs", tmp_path / "folder")
-    done = run(hub, tmp_path, f"hf://{DATASET}@main", str(tmp_path / "fetched"))
+    done = run(hub, tmp_path, f"hf://{DATASET}@main", tmp_path / "fetched")
     assert done.returncode == 0, done.stderr
     assert "qwen3 model" in done.stdout and f"--init_from {tmp_path}/fetched" in done.stdout
     content = []
@@ -46,7 +41,7 @@ def test_a_model_of_the_hub_is_imported_as_its_folder_is(hub: Hub, tmp_path: Pat
     fetched = {path.rpartition("/")[2] for verb, path in hub.requests if verb == "GET" and "/resolve/" in path}
     assert fetched == {"config.json", "generation_config.json", "model.safetensors"}
     sent = hub.sent
-    assert run(hub, tmp_path, f"hf://{DATASET}", str(tmp_path / "again")).returncode == 0
+    assert run(hub, tmp_path, f"hf://{DATASET}", tmp_path / "again").returncode == 0
     assert hub.sent - sent < 10_000  # the weights are in the cache
 
 

@@ -1,9 +1,6 @@
 """`gristmill push CHECKPOINT hf://ORG/NAME`: what arrives is the export, with a card of the run's numbers."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -18,11 +15,6 @@ from tests.gristmill_cli.in_process import gristmill
 from tests.gristmill_cli.test_data_card import Uploads
 from training.config import TrainConfig
 from training.train import train
-
-
-def push(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gristmill_cli", "push", *words]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -40,9 +32,9 @@ def test_a_model_arrives_with_its_card(run: Path, config: TrainConfig, tmp_path:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     there = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
     try:
-        dry = push(str(run), "hf://org/mill", "--dry_run", "true", **there)
+        dry = gristmill("push", run, "hf://org/mill", "--dry_run", "true", **there)
         assert dry.returncode == 0 and not server.repos and not server.files, dry.stderr
-        done = push(str(run / "checkpoints/step-00000012"), "hf://org/mill", **there)
+        done = gristmill("push", run / "checkpoints/step-00000012", "hf://org/mill", **there)
         assert done.returncode == 0, done.stderr
     finally:
         server.shutdown()
