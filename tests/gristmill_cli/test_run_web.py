@@ -20,6 +20,7 @@ from gristmill_cli.run_config import Filter, Mix, RunConfig, Tokenizer
 from tests.gristmill.io.test_web_archives import gzipped, page, record, response
 from tests.gristmill_cli.corpus import ROOT, tree
 from tests.gristmill_cli.corpus import WORDS as ALL_WORDS
+from tests.gristmill_cli.in_process import gristmill
 from tests.object_store import object_store
 from tests.patience import patience
 from tests.tokenizers_of_models import BEGIN, END, PROSE, content_of
@@ -147,7 +148,7 @@ def crawled(tmp_path_factory: pytest.TempPathFactory) -> Crawl:
     folder = tmp_path_factory.mktemp("crawl")
     (folder / "tokenizer.json").write_text(content_of("Llama 3"), encoding="utf-8")
     found = Crawl(folder / "corpus", folder / "tokenizer.json", folder / "out", crawl(folder / "corpus"))
-    done = subprocess.run(found.words(found.corpus, found.out), cwd=ROOT, capture_output=True, text=True, check=False)
+    done = gristmill(*found.words(found.corpus, found.out)[3:])
     assert done.returncode == 0, done.stderr
     return found
 
