@@ -1,18 +1,17 @@
 """`gristmill evaluate --tasks` and `gristmill lm-eval`, on local task files and without a network."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.conftest import REPOSITORY, TORCHRUN
+from tests.gristmill_cli.in_process import gristmill
+from tests.training.launch import be_command, launch_all, rank_variables
 from tests.training.tasks.conftest import ITEMS, TASKS
+from tests.training.test_cluster import free_port
 from training.evaluate import main
 from training.hugging_face.export_hf import export_hf
 from training.tasks.item_scores import aggregate, read_item_scores
@@ -73,33 +72,33 @@ def test_items_have_their_scores_and_the_texts_that_count(
     assert items[4].texts == ["What turns the wheel?"]
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-
-
 def test_ranks_have_the_scores_of_one_process(
     tmp_path: Path, checkpoint_of: Callable[[str], Path], tasks: Path
 ) -> None:
     folder = checkpoint_of("llama, grouped")
     main(words(folder, tasks, "--out", str(tmp_path / "one.json")))
     out = ["--out", str(tmp_path / "two.json"), "--parallel.tp", "2"]
-    done = run([*TORCHRUN, "-m", "training.evaluate", *words(folder, tasks, *out)])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("mill_choice: ") == 1
+    port = free_port()
+    variables = [rank_variables(rank, 2, port) for rank in range(2)]
+    with launch_all(be_command, ("evaluate", *words(folder, tasks, *out)), variables, tmp_path) as launched:
+        assert launched.codes() == [0, 0], launched.said()
+        assert "".join(launched.printed()).count("mill_choice: ") == 1
     one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
     for task in TASKS:
         assert two[task] == pytest.approx(one[task], abs=1e-5)
 
 
 def test_the_command_line_of_lm_eval_knows_our_models(
-    tmp_path: Path, checkpoint_of: Callable[[str], Path], tasks: Path
+    tmp_path: Path, checkpoint_of: Callable[[str], Path], tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from lm_eval.tasks import TaskManager
+
+    with_no_others = partialmethod(TaskManager.__init__, include_defaults=False)  # its own take seconds to list
+    monkeypatch.setattr(TaskManager, "__init__", with_no_others)
     folder = checkpoint_of("llama, grouped")
     main(words(folder, tasks, "--out", str(tmp_path / "ours.json"), "--limit", "3"))
     options = ["--tasks", str(tasks / "mill_choice.yaml"), "--limit", "3", "--output_path", str(tmp_path / "theirs")]
-    command = [sys.executable, "-m", "gristmill_cli", "lm-eval", "--model_args", f"checkpoint={folder}", *options]
-    done = run([*command, "--device", "cpu"])
+    done = gristmill("lm-eval", "--model_args", f"checkpoint={folder}", *options, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     (results,) = (tmp_path / "theirs").rglob("results*.json")
     found = json.loads(results.read_text())["results"]["mill_choice"]
