@@ -219,7 +219,11 @@ def check_words(arguments: Sequence[str], kinds: Mapping[str, Any], positional: 
 
 def _has_many(kind: Any) -> bool:
     """Return whether a type is one of any number of values, such as tuple[Path, ...], or has such a member."""
-    return any(... in get_args(member) or get_origin(member) is dict for member in (kind, *get_args(kind)))
+    return any(map(_is_open_ended, (kind, *get_args(kind))))
+
+
+def _is_open_ended(kind: Any) -> bool:
+    return ... in get_args(kind) or get_origin(kind) is dict
 
 
 def option_name(argument: str) -> str:
@@ -295,7 +299,7 @@ def _pair_words(given: Sequence[tuple[str, bool, list[str]]]) -> list[TableWords
 
 
 def suggestion(given: str, known: Sequence[str]) -> str:
-    """Return the end of a message: the options of the section `given`, or the known name most like it, or all.
+    """Return the end of a message: the options of the section `given`, or the known name most similar to it, or all.
 
     >>> suggestion("--mill", ["--mill.stones", "--mill.wheels", "--grain"])
     '; there are --mill.stones, --mill.wheels'
@@ -333,7 +337,7 @@ def _same_key(given: str, known: Sequence[str]) -> str:
 
 
 def _nearest_key(given: str, known: Sequence[str]) -> str:
-    """Return the known name whose key is most like that of `given`: a section in common makes names no more alike."""
+    """Return the known name with the key most similar to that of `given`: a common section does not count."""
     by_key = {_squeezed_key(name): name for name in reversed(known)}
     nearest = difflib.get_close_matches(_squeezed_key(given), by_key, n=1, cutoff=0.6)
     if not nearest:
@@ -351,7 +355,7 @@ def _squeezed_key(name: str) -> str:
 
 
 def one_of(given: str, names: Collection[str]) -> str:
-    """Return the end of a message: the name most like what was given, and all of them.
+    """Return the end of a message: the name most similar to what was given, and all of them.
 
     >>> one_of("oke", ["oak", "elm"]), one_of("x", ["oak", "elm"])
     ('did you mean oak? There are oak, elm', 'expected one of oak, elm')

@@ -1,4 +1,4 @@
-"""Cut an iterable into batches, by count, by total size, or by both; and 64-bit hashes into equal ranges."""
+"""Cut an iterable into batches, by count, by total size, or by both; number items; divide 64-bit hashes by range."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -69,6 +69,15 @@ def batched_in_chunks(
             in_batch = total = 0
     if in_batch:
         yield chunk, True
+
+
+def numbered(items: Iterable[Item]) -> dict[Item, int]:
+    """Return the number of each item, from 0 in their order; no item comes twice.
+
+    >>> numbered("ab")
+    {'a': 0, 'b': 1}
+    """
+    return {item: number for number, item in enumerate(items)}
 
 
 def partition_of(hashes: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:

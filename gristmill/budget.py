@@ -26,9 +26,9 @@ _BUFFER_BYTES = 6 << 20  # of a worker, besides records: of files, compressors, 
 # Parameters of glibc's mallopt(3), and the largest value that it takes for the first.
 _MMAP_THRESHOLD = -3
 _TRIM_THRESHOLD = -1
-_MOST_MMAP_BYTES = 32 << 20
+_MAX_MMAP_BYTES = 32 << 20
 _PROCESS = Path("/proc/self")
-_MOST_BYTES = 1 << 60  # a larger limit is none: version 1 writes 2^63 - 4096
+_MAX_BYTES = 1 << 60  # a larger limit is none: version 1 writes 2^63 - 4096
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Budget:
     total: int
 
     @property
-    def most(self) -> int:
+    def limit(self) -> int:
         """Return the bytes that one worker can use."""
         return self.share + self.reserve
 
@@ -83,16 +83,16 @@ class MemoryReservation:
 
     def fits(self, size: int) -> bool:
         """Return whether so many bytes can be held at all."""
-        return self._gate is None or size <= self._gate.budget.most
+        return self._gate is None or size <= self._gate.budget.limit
 
     def refuse(self, what: str, size: int) -> UsageError:
         """The error to raise for `what`, such as a file's line, which needs `size` bytes, more than can be held."""
         assert self._gate is not None
         budget = self._gate.budget
-        needed = -(-size * budget.total // budget.most // _MIB)
+        needed = -(-size * budget.total // budget.limit // _MIB)
         return UsageError(
             f"{what} takes about {-(-size // _MIB):,} MiB of memory, but --memory {_spell(budget.total)} leaves "
-            f"{_spell(budget.most)} to one worker: give --memory {needed}MiB or more"
+            f"{_spell(budget.limit)} to one worker: give --memory {needed}MiB or more"
         )
 
     def grow(self, size: int) -> None:
@@ -153,7 +153,7 @@ def _return_freed_blocks(size: int) -> None:
     """Tell malloc to return blocks of `size` bytes to the system when they are freed; glibc keeps up to 32 MiB each."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        size = min(max(size, _MIB), _MOST_MMAP_BYTES)
+        size = min(max(size, _MIB), _MAX_MMAP_BYTES)
         libc.mallopt(_MMAP_THRESHOLD, size)
         libc.mallopt(_TRIM_THRESHOLD, 2 * size)
 
@@ -223,8 +223,8 @@ def free_memory(process: Path = _PROCESS) -> int:
     for folder in _groups(process, "memory"):
         used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
         limits = [_read(folder / f"memory.{name}") for name in ("max", "high", "limit_in_bytes")]
-        limit = min((int(text) for text in limits if text.isdecimal()), default=_MOST_BYTES)
-        if limit < _MOST_BYTES and used.isdecimal():
+        limit = min((int(text) for text in limits if text.isdecimal()), default=_MAX_BYTES)
+        if limit < _MAX_BYTES and used.isdecimal():
             free = min(free, limit - int(used) + _cached(folder))
     return max(free, 0)
 

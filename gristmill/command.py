@@ -152,7 +152,11 @@ def _options(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
 def _positional(function: Callable[..., Any]) -> list[str]:
     """Return the names of the arguments without an option."""
     kinds = get_type_hints(function, include_extras=True)
-    return [name for name, kind in kinds.items() if tyro.conf.Positional in getattr(kind, "__metadata__", ())]
+    names = list[str]()
+    for name, kind in kinds.items():
+        if tyro.conf.Positional in getattr(kind, "__metadata__", ()):
+            names.append(name)
+    return names
 
 
 def _usage(positional: Sequence[str], given: str) -> str:

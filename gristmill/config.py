@@ -205,9 +205,12 @@ def _field_types(cls: type) -> dict[str, Any]:
 
 def _positional_types(cls: type) -> list[Any]:
     """Return the types of the fields that are arguments without an option, in order."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    is_positional = {name: tyro.conf.Positional in getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return [kind for name, kind in typing.get_type_hints(cls).items() if is_positional[name]]
+    annotated = typing.get_type_hints(cls, include_extras=True)
+    positional = list[Any]()
+    for name, kind in typing.get_type_hints(cls).items():
+        if tyro.conf.Positional in getattr(annotated[name], "__metadata__", ()):
+            positional.append(kind)
+    return positional
 
 
 def _key(field: "dataclasses.Field[Any]") -> str:
@@ -321,7 +324,7 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
     That is with `true` as `True`, `=false` as `=False`, and `True` after a boolean option without a value.
     """
     options = {**option_types(cls), "--help": None}
-    tables = tuple(f"{option}." for option, kind in options.items() if typing.get_origin(kind) is dict)
+    tables = tuple(f"{option}." for option in _table_types(cls))
     name = ""
     checked = list[str]()
     for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
@@ -355,12 +358,17 @@ def _items(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     return typing.get_args(kind)
 
 
+def _table_types(cls: type) -> dict[str, Any]:
+    """Return the types of the options that are tables, by option."""
+    return {option: kind for option, kind in option_types(cls).items() if typing.get_origin(kind) is dict}
+
+
 def _set_tables(cls: type, default: Any, arguments: list[str]) -> tuple[Any, list[str]]:
     """Return `default` with the tables that the arguments give, all keys or one by one, and the other arguments.
 
     tyro would take all of a table only if it has no default.
     """
-    kinds = {option: kind for option, kind in option_types(cls).items() if typing.get_origin(kind) is dict}
+    kinds = _table_types(cls)
     given, rest = take_tables(arguments, kinds)
     for option, is_whole, values in given:
         table = _convert(_as_numbers(values, kinds[option]), kinds[option], option, strict=False)

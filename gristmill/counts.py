@@ -157,7 +157,7 @@ class Counts(msgspec.Struct):
     @property
     def failed(self) -> int:
         """Return the number of documents on which a function failed, or a worker process died."""
-        return sum(tally.documents for _, reason, tally in self.rows() if reason.startswith(f"{FAILED}: "))
+        return self._total_of(f"{FAILED}: ").documents
 
     @property
     def has_failures(self) -> bool:
@@ -213,6 +213,14 @@ class Counts(msgspec.Struct):
                 total.add(tally.documents, tally.bytes, tally.files)
         return total
 
+    def _total_of(self, prefix: str) -> Tally:
+        """Return documents, bytes and files under all reasons that begin so."""
+        total = Tally()
+        for _, reason, tally in self.rows():
+            if reason.startswith(prefix):
+                total.add(tally.documents, tally.bytes, tally.files)
+        return total
+
     def unread_files(self, source: str | None = None) -> str:
         """Return how many files of one source or of all were not read, by reason: '2 .csv, 1 hidden'; '' if none."""
         files: dict[str, int] = {}
@@ -220,8 +228,8 @@ class Counts(msgspec.Struct):
             if reason.startswith(f"{NOT_READ}: ") and source in (None, tallied_source):
                 name = reason.removeprefix(f"{NOT_READ}: ")
                 files[name] = files.get(name, 0) + tally.files
-        most_first = sorted(files.items(), key=lambda item: (-item[1], item[0]))
-        return ", ".join(f"{count:,} {name}" for name, count in most_first)
+        by_count = sorted(files.items(), key=lambda item: (-item[1], item[0]))
+        return ", ".join(f"{count:,} {name}" for name, count in by_count)
 
     @property
     def malformed(self) -> int:
@@ -295,7 +303,7 @@ class Counts(msgspec.Struct):
                 f"bytes), more than --max_malformed {limit:.2%} allows. The first: {'; '.join(self.examples)}. "
                 f"They are in the *.malformed files next to the output. {self._advice()}, or raise --max_malformed."
             )
-        size = sum(tally.bytes for _, reason, tally in self.rows() if reason.startswith(DAMAGED))
+        size = self._total_of(DAMAGED).bytes
         share = size / (size + self.stored) if size + self.stored else 1.0
         if self.damaged and (share > limit or limit == 0):
             faults = [f"{damage.path}: {damage.detail}" for _, damage in sorted(self.damaged.items())]

@@ -218,7 +218,9 @@ def _describe_kernel(dispatcher: Any, seen: dict[int, int]) -> Any:
     cells = [_describe(cell.cell_contents, seen) for cell in function.__closure__ or ()]
     names = [name for name in code.co_names if name in function.__globals__]
     values = [_describe(function.__globals__[name], seen) for name in names]
-    options = sorted((name, repr(_describe(option, seen))) for name, option in dispatcher.targetoptions.items())
+    options = list[tuple[str, str]]()
+    for name, option in sorted(dispatcher.targetoptions.items()):
+        options.append((name, repr(_describe(option, seen))))
     return kernel_name(function), code.co_code, code.co_names, constants, cells, names, values, options
 
 

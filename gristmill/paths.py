@@ -111,7 +111,11 @@ def folders_above(path: Path) -> list[Path]:
     if not scheme_of(path):
         return list(path.parents)
     bucket = object_name(path).bucket
-    return [parent for parent in path.parents if scheme_of(parent) and object_name(parent).bucket == bucket]
+    folders = list[Path]()
+    for parent in path.parents:
+        if scheme_of(parent) and object_name(parent).bucket == bucket:
+            folders.append(parent)
+    return folders
 
 
 def unknown_scheme(path: Path | str) -> str:

@@ -42,7 +42,7 @@ class StepError(UsageError):
 
 
 class AnswerError(ValueError):
-    """What a function or model answered for a text is of no use; the message says all, and where it was raised nothing.
+    """The answer of a function or model for a text is of no use; the message says all, the traceback nothing.
 
     On a few documents alone it sets these aside, as any error of theirs.
     """
@@ -128,7 +128,7 @@ class DocumentStep(ABC):
 
     @property
     def removes(self) -> bool:
-        """Return whether it may remove documents: a run then writes a table of those that go."""
+        """Return whether it may remove documents: a run then writes a table of the removed ones."""
         return True
 
     @property

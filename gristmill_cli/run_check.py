@@ -15,7 +15,7 @@ import msgspec
 from gristmill.counts import check_max_failed
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError, require
 from gristmill.io.corpus import ARC, ASKED_FOR, Corpus, join_corpora, scan_corpus, scan_sources, web_libraries
-from gristmill.io.documents import source_of
+from gristmill.io.documents import source_of, sources_of
 from gristmill.io.facts import CORE
 from gristmill.io.files import RUN_FILE, STATE_DIR
 from gristmill.steps import check_steps
@@ -57,11 +57,11 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     if sources is None:
         with _section("normalize"):
             scanned = scan_inputs(config, config.corpus)
-            web_libraries(file.name for file in scanned.files)  # raises if they are missing
+            web_libraries(scanned.files)  # raises if they are missing
         _note_texts(scanned)
         _note_arc(scanned)
         _note_top(config, scanned)
-        sources = {file.source for file in scanned.files}
+        sources = sources_of(scanned.files)
     for stage in STAGES:
         with _section(stage.section):
             stage.check(config, sources)
@@ -102,11 +102,13 @@ def scan_inputs(config: RunConfig, corpus: Path) -> Corpus:
 
 def _note_texts(corpus: Corpus) -> None:
     """Say which folders hold nothing but files of formats that are read only if asked for."""
-    read = {file.source for file in corpus.files}
-    texts = [file for file in corpus.unread if file.reason in ASKED_FOR.values() and file.source not in read]
-    counts = Counter((file.source, file.reason) for file in texts)
-    for (source, reason), count in counts.items():
-        kind = next(name for name, said in ASKED_FOR.items() if said == reason)
+    read = sources_of(corpus.files)
+    kinds = {reason: kind for kind, reason in ASKED_FOR.items()}
+    counts = Counter[tuple[str, str]]()
+    for file in corpus.unread:
+        if file.reason in kinds and file.source not in read:
+            counts[file.source, kinds[file.reason]] += 1
+    for (source, kind), count in counts.items():
         print(
             f"note: {count_of(count, f'.{kind} file')} of {source!r} not read, and it has no others: "
             f"--normalize.read_also {kind} reads them",
@@ -140,7 +142,7 @@ def _note_folders(config: RunConfig) -> None:
     """Say which folders of the corpus no table [sources.NAME] reads."""
     if not config.sources or not is_folder(config.corpus):
         return
-    read = [str(source.folder(config.corpus, name)) for name, source in config.sources.items()]
+    read = list(map(str, corpus_folders(config)))
     others = list[str]()
     folders, _ = list_level(config.corpus)
     for name in folders:

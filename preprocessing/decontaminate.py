@@ -119,7 +119,7 @@ def decontaminate(
     reject_own_corpus([*against, *paths_of(benchmarks)], [data_dir])
     table, report = places = report_paths(target_dir)
     with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format, places) as (run, files, targets):
-        index = IndexFiles(*(run.work / name for name in ("keys.bin", "entries.bin", "items.arrow", "sizes.bin")))
+        index = IndexFiles.in_folder(run.work)
         task = Task("index", index_benchmarks, {"files": benchmarks, "index": index, "near": near > 0}, index)
         (summary,) = run.step("index", [task]).values(dict[str, IndexSummary])
         boilerplate = _find_common(run, files, index, common, near)
@@ -211,10 +211,13 @@ def list_benchmarks(against: Sequence[Path], template: str = ALL_FIELDS) -> list
                 files += list_task(task, template)
             if not tasks:
                 files += list_corpus(path, f"{path.name}/", template)
-    files_of_names = Counter(file.name for file in files)
-    twice = [name for name, count in files_of_names.items() if count > 1]
-    if twice:
-        raise UsageError(f"--against: expected benchmarks of different names, got {twice[0]} twice; rename one of them")
+    names = set[str]()
+    for file in files:
+        if file.name in names:
+            raise UsageError(
+                f"--against: expected benchmarks of different names, got {file.name} twice; rename one of them"
+            )
+        names.add(file.name)
     return files
 
 
@@ -248,7 +251,7 @@ def _find_common(
     paths = CommonFiles(run.work / "common.ngrams.npy", run.work / "common.items.npy")
     tasks = list[Task]()
     for number, path in enumerate(paths):
-        of_tasks = tuple(run.ledger.path(record.outputs[number]) for record in counted.records)
+        of_tasks = tuple(counted.paths(number))
         arguments = {"counted": FileSet(of_tasks), "min_documents": common, "output": path}
         tasks.append(Task(path.stem, find_common, arguments, (path,)))
     run.step("common", tasks)
@@ -278,8 +281,7 @@ def find_common(counted: FileSet, min_documents: int, output: Path) -> None:
     """Task: write the keys that `min_documents` documents or more have, ascending."""
     total = np.empty(0, _KEY_COUNT)
     for start in range(0, len(counted.paths), 64):  # the sum has the benchmarks' keys at most
-        parts = [np.load(path) for path in counted.paths[start : start + 64]]
-        both = np.concatenate([total, *parts])
+        both = np.concatenate([total, *map(np.load, counted.paths[start : start + 64])])
         keys, places = np.unique(both["key"], return_inverse=True)
         total = np.empty(len(keys), _KEY_COUNT)
         total["key"] = keys
@@ -314,7 +316,8 @@ def search_slices(
                 if matches and policy == "cut":
                     text = _cut(text, matches, margin)
                 is_removed = bool(matches) and (policy == "drop" or not text)
-                places += ((*_row(document, benchmarks, match), is_removed) for match in matches)
+                for match in matches:
+                    places.append((*_row(document, benchmarks, match), is_removed))
                 if is_removed:
                     counts.add(part.source, CONTAMINATED, size)
                     continue
@@ -334,7 +337,9 @@ def _open_benchmarks(index: IndexFiles, near: float, common: CommonFiles | None)
 
 def write_report(table: Path, common: CommonFiles | None, summary: dict[str, IndexSummary], report: Path) -> None:
     """Task: count what was found, from the table of all places."""
-    benchmarks = {name: BenchmarkReport(*index, 0, {}, 0, {}) for name, index in summary.items()}
+    benchmarks = dict[str, BenchmarkReport]()
+    for name, of_index in summary.items():
+        benchmarks[name] = BenchmarkReport(*of_index, 0, {}, 0, {})
     known = Report(benchmarks, 0, 0)
     if common is not None:
         known.common_ngrams = len(np.load(common.ngrams))
@@ -344,12 +349,12 @@ def write_report(table: Path, common: CommonFiles | None, summary: dict[str, Ind
     for document in _documents_in(table):
         known.documents += 1
         for name, rows in document.items():
-            exact = {row["item"] for row in rows if row["match"] == EXACT}
-            items[name].update(row["item"] for row in rows)
-            exact_items[name] |= exact
             by_source = benchmarks[name].near_documents
-            if exact:
-                by_source = benchmarks[name].documents
+            for row in rows:
+                items[name].add(row["item"])
+                if row["match"] == EXACT:
+                    exact_items[name].add(row["item"])
+                    by_source = benchmarks[name].documents
             source = rows[0]["source"]
             by_source[source] = by_source.get(source, 0) + 1
     for name, benchmark in benchmarks.items():

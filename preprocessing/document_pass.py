@@ -1,4 +1,4 @@
-"""The task of a pass: documents go through all steps; those that are kept are written, and facts of all are noted."""
+"""The task of a pass: documents go through all steps, kept ones are written, and facts of all are noted."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -24,7 +24,7 @@ from gristmill.engine.slices import SliceGroup, leaves_out_damaged, note_reading
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import GristmillError, UsageError
 from gristmill.io.artefacts import open_table, open_table_writer, write_rows
-from gristmill.io.documents import Document, Slice
+from gristmill.io.documents import Document, Slice, names_of, read_sizes_of, rows_of
 from gristmill.io.facts import (
     TYPES,
     FactsFile,
@@ -41,7 +41,7 @@ from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, Sink, open_jsonl_writer
 from gristmill.steps import Batch, DocumentStep, Processed, is_vector, run_steps, vector_length
 from gristmill.text import utf8_size
-from preprocessing.mixing.drops import Drops, files_of, load_drops
+from preprocessing.mixing.drops import Drops, load_drops
 from preprocessing.tokenizer.safe_encoder import FailedDocument
 
 COMPRESSION = 1  # of documents in .zst: a higher level takes twice the time, and saves 15 %
@@ -68,14 +68,14 @@ def removed_path(target_dir: Path) -> Path:
 
 
 class SliceNote(msgspec.Struct):
-    """What a task did with a slice: the raw records in it, and the documents written, or found, in `written.file`."""
+    """Result of a task for a slice: the raw records in it, and the documents written, or found, in `written.file`."""
 
     records: int
     written: WrittenSlice
 
 
 class GroupNotes(msgspec.Struct):
-    """What a task did with its slices, and the sums of facts that were asked for."""
+    """Result of a task: what it did with its slices, and the sums of facts that were asked for."""
 
     slices: list[SliceNote]
     sums: dict[str, int]
@@ -93,7 +93,7 @@ def process_slices(
     drops: Path | None = None,
     **vectors: Path,
 ) -> Result:
-    """Task: run the steps on the documents of each slice, and write those that are kept to its output.
+    """Task: run the steps on the documents of each slice, and write the kept ones to its output.
 
     Without `outputs` nothing is written but facts, of documents that stay in the files of these `names`. The field of
     the text is named `written_as`, or stays. `vectors` are the files of facts that are vectors. Rows of documents that
@@ -103,13 +103,12 @@ def process_slices(
     counts = Counts({}, [])
     notes = GroupNotes([], dict.fromkeys(sums, 0))
     scalars, lengths = split_facts(steps)
-    drops_of = load_drops(drops, files_of(group)) if drops else {}
+    drops_of = load_drops(drops, names_of(group)) if drops else {}
     with ExitStack() as stack:
         columns = stack.enter_context(open_facts_writer(facts, schema_of_facts(scalars)))
-        writers = {
-            name: stack.enter_context(open_vector_writer(vectors[name], name, length))
-            for name, length in lengths.items()
-        }
+        writers = dict[str, VectorWriter]()
+        for name, length in lengths.items():
+            writers[name] = stack.enter_context(open_vector_writer(vectors[name], name, length))
         rejects = None if outputs else NotedRejects(facts)  # one for all slices: it begins a new file
         for number, (part, name) in enumerate(zip(group, names, strict=True)):
             worker = _SliceWorker(
@@ -124,10 +123,16 @@ def process_slices(
 
 
 def split_facts(steps: Steps) -> tuple[dict[str, str], dict[str, int]]:
-    """Return the types of the facts that are columns, and the lengths of those that are vectors."""
-    made = {name: kind for step in steps for name, kind in step.makes.items()}
-    scalars = {name: kind for name, kind in made.items() if not is_vector(kind)}
-    return scalars, {name: vector_length(kind) for name, kind in made.items() if is_vector(kind)}
+    """Return the types of scalar facts, which are columns, and the lengths of vector facts."""
+    scalars = dict[str, str]()
+    lengths = dict[str, int]()
+    for step in steps:
+        for name, kind in step.makes.items():
+            if is_vector(kind):
+                lengths[name] = vector_length(kind)
+            else:
+                scalars[name] = kind
+    return scalars, lengths
 
 
 class NotedRejects(Rejects):
@@ -187,7 +192,7 @@ class _SliceWorker:
 
     def _leave_out(self, documents: list[Document], drops: Drops) -> None:
         """Take the documents that are dropped out of a batch; count each with its reason."""
-        reasons = drops.reasons(np.array([document.key.row for document in documents], np.int64))
+        reasons = drops.reasons(np.array(rows_of(documents), np.int64))
         left = list[Document]()
         for document, reason in zip(documents, reasons, strict=True):
             if reason:
@@ -203,8 +208,9 @@ class _SliceWorker:
             read_field=lambda number, name: documents[number].value(name),
             place=lambda number: f"{self.part.path} line {documents[number].key.row + 1}",
         )
-        done = self._run_steps(batch, [document.key.row for document in documents])
-        raw_sizes = np.array([document.read_bytes for document in documents], np.int64)
+        raw_rows = rows_of(documents)
+        done = self._run_steps(batch, raw_rows)
+        raw_sizes = np.array(read_sizes_of(documents), np.int64)
         is_written = np.array([text is not None for text in done.texts], np.bool_)
         sizes = raw_sizes.copy()
         for number in np.flatnonzero(done.is_rewritten & is_written).tolist():
@@ -213,7 +219,7 @@ class _SliceWorker:
             rows = self._write(documents, done, is_written, sink)
         else:
             self._reject_changes(done, is_written, batch)
-            rows = np.array([document.key.row for document in documents], np.int64)
+            rows = np.array(raw_rows, np.int64)
             self.written.end = int(rows[-1]) + 1
             self.written.documents += int(is_written.sum())
         self._count_removed(batch, done, raw_sizes, is_written)
@@ -227,7 +233,7 @@ class _SliceWorker:
         for number in removed:
             ids[number] = documents[number].own_id
         columns = {
-            "raw_row": pa.array([document.key.row for document in documents], pa.int64()),
+            "raw_row": pa.array(raw_rows, pa.int64()),
             "file": self._names(self.name, is_written),
             "row": pa.array(rows, mask=~is_written),
             "reason": pa.array(done.reasons, pa.string()).dictionary_encode(),
@@ -256,7 +262,10 @@ class _SliceWorker:
         """Run the steps without the documents on which workers died, each of which was tried alone then."""
         label = self.part.label
         dead = rows_of_deaths(label)
-        deaths = {number: dead[row] for number, row in enumerate(rows) if row in dead}
+        deaths = dict[int, str]()
+        for number, row in enumerate(rows):
+            if row in dead:
+                deaths[number] = dead[row]
         if times_suspected(label, rows[0]):
             for number, row in enumerate(rows):
                 if number not in deaths:
@@ -324,9 +333,10 @@ class _SliceWorker:
             "reason": pa.array(reasons, pa.string()),
             "raw_bytes": pa.array(sizes, pa.int64()),
         }
-        others = [name for name in schema.names if name != "raw_file"]
         joined = dict[str, pa.Array]()
-        for name in others:
+        for name in schema.names:
+            if name == "raw_file":
+                continue
             kind = schema.field(name).type
             plain = kind.value_type if pa.types.is_dictionary(kind) else kind
             pieces = [columns[name].cast(plain)] if count else []
@@ -334,12 +344,14 @@ class _SliceWorker:
             joined[name] = pa.concat_arrays(pieces)
         order = pc.array_sort_indices(joined["raw_row"])
         total = count + len(rows)
-        table = {name: _encode(array.take(order), schema.field(name).type) for name, array in joined.items()}
-        self.columns.add({"raw_file": self._names(self.part.name, np.ones(total, np.bool_)), **table})
+        table = {"raw_file": self._names(self.part.name, np.ones(total, np.bool_))}
+        for name, array in joined.items():
+            table[name] = _encode(array.take(order), schema.field(name).type)
+        self.columns.add(table)
 
-    def _names(self, name: str, is_there: NDArray[np.bool_]) -> pa.DictionaryArray:
+    def _names(self, name: str, is_present: NDArray[np.bool_]) -> pa.DictionaryArray:
         """Return a column with one name, null where there is none."""
-        indices = pa.array(np.zeros(len(is_there), np.int32), mask=~is_there)
+        indices = pa.array(np.zeros(len(is_present), np.int32), mask=~is_present)
         return pa.DictionaryArray.from_arrays(indices, pa.array([name]))
 
 
@@ -348,7 +360,7 @@ def _encode(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _spread(noted: tuple[NDArray[np.int64], NDArray[Any]] | None, count: int, kind: str) -> pa.Array:
-    """Return a column of `count` values from those at some positions; null elsewhere."""
+    """Return a column of `count` values, given the values at some positions; null elsewhere."""
     if noted is None:
         return pa.nulls(count, TYPES[kind])
     positions, values = noted
@@ -382,8 +394,10 @@ def list_removed(facts: FileSet, output: Path) -> None:
                     pc.starts_with(reasons, f"{MALFORMED}: "), pc.starts_with(reasons, f"{SKIPPED}: ")
                 )
                 chosen = table.filter(pc.and_(pc.not_equal(reasons, ""), pc.invert(no_documents)))
-                arrays = [chosen.column(name).cast(kind.type) for name, kind in zip(columns, REMOVED, strict=True)]
-                write(dict(zip(REMOVED.names, arrays, strict=True)))
+                removed = dict[str, pa.ChunkedArray]()
+                for name, field in zip(columns, REMOVED, strict=True):
+                    removed[field.name] = chosen.column(name).cast(field.type)
+                write(removed)
 
 
 def list_failed(run: StageRun, failed: Sequence[FailedDocument], target_dir: Path) -> Path | None:

@@ -26,13 +26,14 @@ from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.io.corpus import list_corpus
 from gristmill.io.documents import paths_of
-from gristmill.io.token_shards import SHARD_SUFFIXES, token_dtype, with_suffix
+from gristmill.io.token_shards import SHARD_SUFFIXES, shard_files, token_dtype
 from preprocessing.document_pass import list_failed
 from preprocessing.mixing.decided_corpus import find_decisions, open_mix, reject_other_corpus
 from preprocessing.mixing.mix import gather
 from preprocessing.mixing.mix_manifest import ORDER, OrderRecord, mix_manifest_path, write_order
 from preprocessing.mixing.shuffle_buckets import SUFFIX, Share, part_path
 from preprocessing.mixing.token_rows import COMPRESSION, EncodedGroup, encode_group, write_token_shard
+from preprocessing.tokenizer.safe_encoder import FailedDocument
 from preprocessing.tokenizer.shard_files import (
     ShardReport,
     TokenizerFacts,
@@ -128,7 +129,7 @@ def encode(
             }  # fmt: skip
             tasks.append(Task.on_slices(group, encode_group, arguments, (output,), sets_aside=max_failed > 0))
         encoded = run.step("encode", tasks)
-        buckets_of_parts = _gather(run, encoded, buckets) if is_gathered else _scattered(run, encoded, buckets)
+        buckets_of_parts = _gather(run, encoded, buckets) if is_gathered else _scattered(encoded, buckets)
         order = OrderRecord(len(buckets_of_parts))
         order_path = out_dir / ORDER
         run.step("order", [Task("order", write_order, {"record": order, "path": order_path}, (order_path,))])
@@ -136,11 +137,13 @@ def encode(
         shards_to_write = _shard_tasks(run, shards, manifest.labels, facts, targets[TRAIN], options)
         shuffled = run.step("shuffle", shards_to_write)
         counts = encoded.counts.merge(shuffled.counts)
-        failed = [document for report in encoded.values(EncodedGroup) for document in report.failed]
+        failed = list[FailedDocument]()
+        for report in encoded.values(EncodedGroup):
+            failed += report.failed
         counts.check_failed(STAGE.name, max_failed, list_failed(run, failed, out_dir), "the tokenizer")
         of_train = [train for train, _ in shuffled.values(list[ShardReport])]
         run.step(f"manifest {TRAIN}", [manifest_task(of_train, tokenizer, facts, targets[TRAIN])])
-        held_out = run.step(f"join {HOLDOUT}", _join_tasks(run, shuffled, shard_bytes, targets[HOLDOUT]))
+        held_out = run.step(f"join {HOLDOUT}", _join_tasks(shuffled, shard_bytes, targets[HOLDOUT]))
         of_holdout = held_out.values(ShardReport)
         run.step(f"manifest {HOLDOUT}", [manifest_task(of_holdout, tokenizer, facts, targets[HOLDOUT])])
         counts = run.finish(counts)
@@ -152,28 +155,38 @@ def encode(
 PartRows = tuple[Share, FileSet]  # where the rows of a part are
 
 
-def _scattered(run: StageRun, encoded: StepResult, buckets: int) -> list[PartRows]:
-    """Return where the rows of each part are: in bucket files that hold rows of all parts.
+def _row_bytes(encoded: StepResult) -> int:
+    """Return the bytes of the rows that all tasks wrote."""
+    return sum(report.row_bytes for report in encoded.values(EncodedGroup))
 
-    There is one part a bucket, or more if there are far more tokens than the bytes of text let expect.
-    """
-    row_bytes = sum(report.row_bytes for report in encoded.values(EncodedGroup))
+
+def _parts_a_bucket(row_bytes: int, buckets: int) -> int:
+    """Return how many parts share a bucket: one, or more if parts would be more than twice as large as they should."""
     expected = math.ceil(row_bytes / MAX_PART_BYTES)
-    parts_a_bucket = math.ceil(expected / buckets) if expected > 2 * buckets else 1
+    if expected <= 2 * buckets:
+        return 1
+    return math.ceil(expected / buckets)
+
+
+def _scattered(encoded: StepResult, buckets: int) -> list[PartRows]:
+    """Return where the rows of each part are: in bucket files that hold rows of all parts."""
+    parts_a_bucket = _parts_a_bucket(_row_bytes(encoded), buckets)
     parts = buckets * parts_a_bucket
-    files = FileSet(tuple(run.ledger.path(record.outputs[0]) for record in encoded.records))
-    return [(Share(part, parts, part // parts_a_bucket, parts_a_bucket), files) for part in range(parts)]
+    files = FileSet(tuple(encoded.paths()))
+    rows_of_parts = list[PartRows]()
+    for part in range(parts):
+        share = Share(part, parts, part // parts_a_bucket, parts_a_bucket)
+        rows_of_parts.append((share, files))
+    return rows_of_parts
 
 
 def _gather(run: StageRun, encoded: StepResult, buckets: int) -> list[PartRows]:
     """Gather the rows of each part in levels; return where they are: each part has files of its own."""
-    row_bytes = sum(report.row_bytes for report in encoded.values(EncodedGroup))
-    expected = math.ceil(row_bytes / MAX_PART_BYTES)
-    parts = buckets * (math.ceil(expected / buckets) if expected > 2 * buckets else 1)
-    files = [run.ledger.path(record.outputs[0]) for record in encoded.records]
+    row_bytes = _row_bytes(encoded)
+    parts = buckets * _parts_a_bucket(row_bytes, buckets)
     folder = run.work / "parts"
-    files_a_part = gather(run, files, parts, row_bytes, FAN_OUT, folder, COMPRESSION)
-    rows_of_parts = []
+    files_a_part = gather(run, encoded.paths(), parts, row_bytes, FAN_OUT, folder, COMPRESSION)
+    rows_of_parts = list[PartRows]()
     for part in range(parts):
         paths = tuple(part_path(folder, part, number) for number in range(files_a_part))
         rows_of_parts.append((Share(part, parts), FileSet(paths)))
@@ -182,8 +195,7 @@ def _gather(run: StageRun, encoded: StepResult, buckets: int) -> list[PartRows]:
 
 def _group_parts(parts: list[PartRows], encoded: StepResult, shard_bytes: int) -> list[list[PartRows]]:
     """Return the parts of each shard: as many as are expected to have at most `shard_bytes`, or one."""
-    row_bytes = sum(report.row_bytes for report in encoded.values(EncodedGroup))
-    part_bytes = _UNEVEN * row_bytes / len(parts)
+    part_bytes = _UNEVEN * _row_bytes(encoded) / len(parts)
     count = len(parts)
     if part_bytes:
         count = max(1, int(shard_bytes / part_bytes))
@@ -197,27 +209,22 @@ def _shard_tasks(
     """Yield the task of each shard of the train set, which also writes a part of the holdout."""
     memory = Budget.of(options.memory_bytes, min(options.processes, len(shards))).share
     for number, parts in enumerate(shards):
-        train = _shard_files(train_dir / shard_name(number))
-        holdout = _shard_files(run.work / "holdout" / f"part_{number:05}")
+        train = shard_files(train_dir / shard_name(number))
+        holdout = shard_files(run.work / "holdout" / f"part_{number:05}")
+        shares, files = zip(*parts, strict=True)
         arguments = {
-            "shares": [share for share, _ in parts], "files": [files for _, files in parts], "sources": sources,
+            "shares": list(shares), "files": list(files), "sources": sources,
             "dtype": token_dtype(facts.vocab_size).name, "train": train[0], "holdout": holdout[0],
         }  # fmt: skip
         yield Task(f"shard {number}", write_token_shard, arguments, (*train, *holdout), memory=memory)
 
 
-def _shard_files(prefix: Path) -> tuple[Path, ...]:
-    """Return the files of a shard: .bin, .idx and .sources."""
-    return tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
-
-
-def _join_tasks(run: StageRun, shuffled: StepResult, shard_bytes: int, target: Path) -> Iterator[Task]:
+def _join_tasks(shuffled: StepResult, shard_bytes: int, target: Path) -> Iterator[Task]:
     """Return the tasks that join the parts of the holdout, one of each shard of the train set, into shards."""
-    outputs = [record.outputs[len(SHARD_SUFFIXES) :] for record in shuffled.records]
-    files = [tuple(map(run.ledger.path, three)) for three in outputs]
-    sizes = [three[0].size for three in outputs]
+    first = len(SHARD_SUFFIXES)  # output of the holdout; the train set's come before
+    files = [paths[first:] for paths in shuffled.paths_of_tasks()]
     reports = [holdout for _, holdout in shuffled.values(list[ShardReport])]
-    return shard_tasks(files, sizes, reports, shard_bytes, target)
+    return shard_tasks(files, shuffled.sizes(first), reports, shard_bytes, target)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Stage: list the documents that are too short to learn from; the shuffle (pass1) drops them."""
 
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
 from gristmill.io.documents import paths_of
 from gristmill.io.files import STATE_DIR
-from gristmill.io.keys import write_keys
+from gristmill.io.keys import KeyBlocks, write_keys
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
 from preprocessing.minimum_length import SizeUnit, check_threshold, is_short
@@ -84,7 +83,7 @@ def filter(
         listed = read_slices(run, _FIND, slices, tasks_of)
         listed.counts.check_malformed(STAGE.name, options.max_malformed)
         if dataset_name == "all":
-            _merge(run, listed.records, output_file)
+            _merge(run, listed, output_file)
         else:
             _merge_data_sets(run, output_file)
         counts = run.finish(listed.counts)
@@ -102,14 +101,16 @@ def find_short(group: SliceGroup, threshold: int, unit: SizeUnit, output: Path) 
     """Task: write the keys of the short documents in a group of slices."""
     counts = Counts({}, [])
     rejects = Rejects(output)
-    rows = defaultdict(list)
+    keys = KeyBlocks()
     for part in group:
+        short_rows = list[int]()
         for document in read_documents(part, counts, rejects):
             short = is_short(document.text, threshold, unit)
             counts.add(part.source, SHORT if short else KEPT, document.read_bytes)
             if short:
-                rows[part.name].append(document.key.row)
-    write_keys(output, {file: np.array(rows_of_file, np.int64) for file, rows_of_file in rows.items()})
+                short_rows.append(document.key.row)
+        keys.add(part.name, np.array(short_rows, np.int64))
+    write_keys(output, keys.join())
     return counts
 
 
@@ -124,14 +125,16 @@ def _merge_data_sets(run: StageRun, output_file: Path) -> None:
     ) as merging:
         records = list[DoneRecord]()
         for ledger in (run.ledger, *run.ledger.siblings):
-            records += [record for record in ledger.read().values() if record.step == _FIND]
-        merging.finish(_merge(merging, records, output_file).counts)
+            for record in ledger.read().values():
+                if record.step == _FIND:
+                    records.append(record)
+        listed = StepResult(records, run.ledger.root)
+        merging.finish(_merge(merging, listed, output_file).counts)
 
 
-def _merge(run: StageRun, records: Sequence[DoneRecord], output_file: Path) -> StepResult:
-    """Run the step that merges the keys that tasks have found."""
-    key_sets = [run.ledger.path(record.outputs[0]) for record in records]
-    return run.step("merge", [merge_task(key_sets, output_file, run.options.memory_bytes)])
+def _merge(run: StageRun, listed: StepResult, output_file: Path) -> StepResult:
+    """Run the step that merges the keys that tasks have listed."""
+    return run.step("merge", [merge_task(listed.paths(), output_file, run.options.memory_bytes)])
 
 
 if __name__ == "__main__":

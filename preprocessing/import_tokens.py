@@ -24,8 +24,8 @@ from gristmill.io.token_shards import (
     SourceRecord,
     TokenizerRecord,
     holds_ids,
+    shard_files,
     token_dtype,
-    with_suffix,
 )
 from gristmill.io.tokenizer_file import companions_of, open_tokenizer, read_config, special_id
 from gristmill.storage.files import reject_remote
@@ -90,7 +90,7 @@ def import_tokens(
         shard_size: Maximum size of a shard's .bin, if its ids are copied from several files.
 
     Returns:
-        Documents read and written, and those without a token, per source; their bytes are those of the ids.
+        Documents read, written and without a token, per source; their bytes are the bytes of the ids.
     """
     reject_remote(out_dir, option="--out_dir")
     require(dtype in ("", *DTYPES), f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
@@ -173,7 +173,7 @@ def _import_tasks(
         plan = plan_token_shards([file.size for file in files], target)
     for number, group in enumerate(plan):
         prefix = out_dir / shard_name(number)
-        outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
+        outputs = shard_files(prefix)
         some = [files[member] for member in group]
         arguments = {"files": some, "rule": rule, "is_linked": is_linked, "outputs": outputs}
         yield Task(prefix.name, import_files, arguments, outputs, sum(file.size for file in some))

@@ -38,7 +38,7 @@ def is_short(text: str, threshold: int, unit: SizeUnit = "character") -> bool:
 
 
 def _count_kept(text: str) -> int:
-    """Return how many characters of a text its matching form has for certain: those of 16 bits that it keeps."""
+    """Return a lower bound of the matching form's characters: characters of 16 bits that it keeps."""
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), np.uint16)
     return int(np.count_nonzero(_is_kept()[units]))
 

@@ -24,14 +24,15 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import source_of
+from gristmill.io.documents import source_of, sources_of
+from gristmill.io.facts import paths_of_facts
 from gristmill.steps import DocumentStep
 from preprocessing.datasets import shares_table, source_amounts, source_weights
 from preprocessing.document_pass import NOTED
 from preprocessing.mixing.band_epochs import bands_table, choose_epochs
 from preprocessing.mixing.decisions import choose_holdout, decide_tasks
 from preprocessing.mixing.drops import DUPLICATE, check_all_found, drops_task, note_provenance
-from preprocessing.mixing.facts import FactsByFile, GroupFacts, corpus_files_of
+from preprocessing.mixing.facts import FactsByFile, GroupFacts
 from preprocessing.mixing.first_texts import FirstTexts
 from preprocessing.mixing.keep_list import find_listed_texts
 from preprocessing.mixing.mix_manifest import (
@@ -94,7 +95,7 @@ def mix(
             as gristmill trace shows them: a document to keep is not dropped as short or duplicate, a document to drop
             always is, and so is each with a text to drop.
         low_scores: Documents to drop whose scores are too low, .pickle or .parquet, as choose_by_score lists them.
-        bands: The bands of a score, .json, as choose_by_score writes them; their weights multiply those of sources.
+        bands: The bands of a score, .json, as choose_by_score writes them; their weights multiply the sources' weights.
 
     Returns:
         Documents read, in the train set (written), repeated, held out, and left out, per source and reason. One of
@@ -102,7 +103,7 @@ def mix(
     """
     check_seed(seed)
     check_holdout(holdout)
-    sources = {file.source for file in list_corpus(input_dir, text_column=text_column)}
+    sources = sources_of(list_corpus(input_dir, text_column=text_column))
     source_weights(weights, sources)
     source_amounts(bytes, tokens, tokenizer, weights, sources)
     steps: list[DocumentStep] = [TextDigest()]
@@ -147,8 +148,8 @@ def mix_facts(
         tokenizer: The tokenizer that TokenCount counted tokens with.
         first: The texts that the first stage of a run wrote, if later ones wrote others: `keep_list` drops documents by
             these, too.
-        low_after_copies: More documents to drop, .parquet: those whose scores after copies are too low.
-        failed: And those on which these scores failed, which count as failed.
+        low_after_copies: More documents to drop, .parquet, as their scores after copies are too low.
+        failed: Documents on which these scores failed, .parquet; they are dropped, and count as failed.
         scored: Folder of facts with the scores of `bands`, where score_after_copies noted them.
 
     The other arguments and what is returned: see mix.
@@ -160,13 +161,15 @@ def mix_facts(
         reads[scored] = list_facts(scored)
     with open_stage(STAGE, out_dir, options, reads=reads, files=[mix_manifest_path(out_dir)]) as run:
         files = [file for file in plan_facts(run, facts_dir) if file.slices]
-        names = [corpus_files_of(file) for file in files]
-        sources = {source_of(of_file[0]) for of_file in names}
+        drops = dict[tuple[str, ...], Path]()
+        sources = set[str]()
+        for file in files:
+            drops[file.corpus_files] = run.work / "drops" / f"{file.path}.npz"
+            sources.add(source_of(file.corpus_files[0]))
         amounts = source_amounts(bytes, tokens, tokenizer, weights, sources)
         source_weight = source_weights(weights, sources)
-        drops = {of_file: run.work / "drops" / f"{file.path}.npz" for file, of_file in zip(files, names, strict=True)}
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
-        listed = find_listed_texts(run, keep_list, [facts_dir / file.path for file in files], first)
+        listed = find_listed_texts(run, keep_list, paths_of_facts(facts_dir, files), first)
         split = drops_task(
             drops, duplicates, short_docs, absent, keep_list, options, low_scores, listed, low_after_copies, failed
         )
@@ -176,9 +179,11 @@ def mix_facts(
         score_bands = ScoreBands.read(bands) if bands else None
         by_file = FactsByFile(plan_facts(run, scored, "scores"), scored) if score_bands and scored else None
         known = list[GroupFacts]()
-        for file, of_file in zip(files, names, strict=True):
+        for file in files:
             overlapping = by_file.overlapping(file) if by_file else None
-            known.append(GroupFacts.of(file, facts_dir, drops[of_file], bool(tokens), score_bands, overlapping))
+            known.append(
+                GroupFacts.of(file, facts_dir, drops[file.corpus_files], bool(tokens), score_bands, overlapping)
+            )
         chosen = choose_epochs(run, source_weight, amounts, known, seed, FAN_IN, score_bands)
         source_weight = chosen.weights
         epochs = chosen.epochs
@@ -190,15 +195,14 @@ def mix_facts(
         )
         key_sets = (duplicates, short_docs, low_scores, low_after_copies, failed, keep_list)
         check_all_found(decided.counts, named, filter(None, key_sets))
-        text_bytes = [of_group for of_task in decided.values(list[tuple[int, int]]) for of_group in of_task]
-        decisions = [
-            DecisionsFile(decisions_name(file.path), file.slices, *sizes)
-            for file, sizes in zip(files, text_bytes, strict=True)
-        ]
+        decisions = list[DecisionsFile]()
+        for file, sizes in zip(files, decided.joined_values(tuple[int, int]), strict=True):
+            decisions.append(DecisionsFile(decisions_name(file.path), file.slices, *sizes))
         manifest = MixManifest(seed, source_weight, holdout, decisions, chosen.bands)
         path = mix_manifest_path(out_dir)
         run.step("manifest", [Task("manifest", write_mix_manifest, {"manifest": manifest, "path": path}, (path,))])
-        counts = run.finish(decided.counts.merge(run.note("files that are read", count_files(files))))
+        read = run.note("files that are read", count_files(files))
+        counts = run.finish(decided.counts.merge(read))
         if both and run.ran and not options.quiet:
             kinds = "short or low-scored" if low_scores else "short"
             print(f"note: {both:,} of the {kinds} documents are duplicates, too, and count as {kinds}", file=sys.stderr)

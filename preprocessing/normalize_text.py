@@ -101,7 +101,7 @@ def normalize_text(
         libraries = [*STAGE.libraries]
         if ftfy:
             libraries.append("ftfy")
-        libraries += web_libraries(file.name for file in files)
+        libraries += web_libraries(files)
         stage = replace(STAGE, libraries=tuple(libraries))
         arguments: dict[str, Any] = {"ftfy": ftfy}
         if sources:

@@ -18,8 +18,8 @@ from gristmill.engine.staleness.outputs import reject_overlapping_folders, rejec
 from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.io.corpus import Corpus, Source, join_corpora, scan_corpus, scan_sources, web_libraries
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Extract, paths_of
-from gristmill.io.facts import CORE, INDEX_FILE, SUFFIX, FactsFile, WrittenSlice, vector_path
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Extract, names_of, paths_of
+from gristmill.io.facts import CORE, INDEX_FILE, SUFFIX, FactsFile, WrittenSlice, paths_of_facts, vector_path
 from gristmill.steps import DocumentStep, check_steps
 from gristmill.storage.files import listed_once
 from preprocessing.document_pass import (
@@ -31,7 +31,6 @@ from preprocessing.document_pass import (
     process_slices,
     split_facts,
 )
-from preprocessing.mixing.drops import files_of
 
 STAGE = Stage("prepare", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 
@@ -97,7 +96,9 @@ def prepare(
         if documents_dir:
             targets = plan_targets(corpus.files, documents_dir, zst)
             publishes = [documents_dir, facts_dir]
-        names = {name: path.relative_to(written_to).as_posix() for name, path in targets.items()}
+        names = dict[str, str]()
+        for name, path in targets.items():
+            names[name] = path.relative_to(written_to).as_posix()
         files = sorted(corpus.files, key=lambda file: names.get(file.name, file.name))  # in the order of keys
         version = stage_of(stage, steps, files)
         more = [removed] if removed else []
@@ -145,7 +146,7 @@ def stage_of(stage: Stage, steps: Steps, files: Sequence[CorpusFile]) -> Stage:
     libraries = dict.fromkeys((*STAGE.libraries, *stage.libraries))
     for step in steps:
         libraries |= dict.fromkeys(step.libraries)
-    libraries |= dict.fromkeys(web_libraries(file.name for file in files))
+    libraries |= dict.fromkeys(web_libraries(files))
     return replace(stage, libraries=tuple(libraries), steps=versions_of(steps))
 
 
@@ -196,25 +197,30 @@ class PassPlan:
         listed = list[FactsFile]()
         numbering = list[Task]()
         ends = dict[str, int]()
-        for record, notes in zip(done.records, done.values(GroupNotes), strict=True):
-            paths = [self.run.ledger.path(output) for output in record.outputs]
+        for record, paths, notes in zip(done.records, done.paths_of_tasks(), done.values(GroupNotes), strict=True):
             written = next(path for path in paths if path.name.endswith(SUFFIX))
-            slices = [note.written for note in notes.slices]
+            is_temporary = self._is_temporary(written)
+            slices = list[WrittenSlice]()
+            records = 0
+            for note in notes.slices:
+                records += note.records
+                if is_temporary:
+                    slices.append(self._moved(note.written, ends))
+                else:
+                    slices.append(note.written)
             target = self.facts_dir / f"{record.task}{SUFFIX}"
-            if self._is_temporary(written):
-                slices = [self._moved(part, ends) for part in slices]
+            if is_temporary:
                 first = 0
                 if slices:
                     first = slices[0].first
                 arguments = {"facts": written, "first": first, "output": target}
                 numbering.append(Task(record.task, number_rows, arguments, (target,)))
-            records = sum(note.records for note in notes.slices)
             listed.append(FactsFile(target.relative_to(self.facts_dir).as_posix(), records, slices))
         if numbering:
             self.run.step("number", numbering)
         index = self.facts_dir / INDEX_FILE
         self.run.step("index", [Task("index", index_facts, {"files": listed, "output": index}, (index,))])
-        return [self.facts_dir / file.path for file in listed]
+        return paths_of_facts(self.facts_dir, listed)
 
     def _moved(self, part: WrittenSlice, ends: dict[str, int]) -> WrittenSlice:
         """Return the rows of a piece in its file, which begin where the rows of the piece before it end."""
@@ -235,7 +241,7 @@ class PassPlan:
         names = tuple(self.names.get(part.name, part.name) for part in group)
         of_group: dict[str, Any] = {"names": names}
         if self.drops:
-            of_group["drops"] = self.drops[files_of(group)]
+            of_group["drops"] = self.drops[names_of(group)]
         return of_group
 
     def _facts_of(self, group: SliceGroup) -> dict[str, Path]:

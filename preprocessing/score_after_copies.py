@@ -15,10 +15,11 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import cut_raw_corpus, group_slices
 from gristmill.engine.task import FileSet, Task
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import paths_of
+from gristmill.io.documents import names_of, paths_of
+from gristmill.io.facts import paths_of_facts
 from gristmill.steps import DocumentStep
 from preprocessing.document_pass import list_removed
-from preprocessing.mixing.drops import drops_task, files_of
+from preprocessing.mixing.drops import drops_task
 from preprocessing.mixing.first_texts import FirstTexts
 from preprocessing.mixing.keep_list import find_listed_texts
 from preprocessing.prepare import STAGE as PREPARE
@@ -72,10 +73,10 @@ def score_after_copies(
     with open_stage(
         stage_of(STAGE, steps, files), scores_dir, options, reads=reads, publishes=[scores_dir], files=more
     ) as run:
-        facts = [facts_dir / file.path for file in plan_facts(run, facts_dir)]
+        facts = paths_of_facts(facts_dir, plan_facts(run, facts_dir))
         drops = dict[tuple[str, ...], Path]()
         for group in group_slices(cut_raw_corpus(run, files)):
-            drops[files_of(group)] = run.work / "drops" / f"{group[0].name}.npz"
+            drops[names_of(group)] = run.work / "drops" / f"{group[0].name}.npz"
         listed = find_listed_texts(run, keep_list, facts, first)
         split = drops_task(drops, duplicates, short_docs, tuple(absent), keep_list, options, low_scores, listed)
         run.step("drops", [split])

@@ -34,14 +34,14 @@ from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import CORPUS_SUFFIXES, Slice, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, Slice, names_of, paths_of, sources_of
 from gristmill.io.files import reject_unfinished
 from gristmill.io.tokenizer_file import find_tokenizer_file
 from gristmill.paths import absolute
 from preprocessing.datasets import shares_table, source_amounts, source_weights
 from preprocessing.mixing.drops import DUPLICATE, check_all_found, drops_task, note_provenance
 from preprocessing.mixing.keep_list import find_listed_texts
-from preprocessing.mixing.mix import files_of, find_epochs, gather, mix_outputs, mix_task, write_manifest
+from preprocessing.mixing.mix import find_epochs, gather, mix_outputs, mix_task, write_manifest
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path, parts_folder
 from preprocessing.mixing.split import (
@@ -107,7 +107,7 @@ def pass1(
     """
     check_seed(seed)
     files = list_corpus(input_dir, text_column=text_column)
-    sources = {file.source for file in files}
+    sources = sources_of(files)
     amounts = source_amounts(bytes, tokens, tokenizer and find_tokenizer_file(tokenizer), weights, sources)
     source_weight = source_weights(weights, sources)
     stage = PASS_1
@@ -120,7 +120,7 @@ def pass1(
         reject_unknown_files(out_dir, (), CORPUS_SUFFIXES, run.ledger)
         drops = dict[tuple[str, ...], Path]()
         for group in groups:
-            drops[files_of(group)] = run.work / "drops" / f"{group[0].name}.npz"
+            drops[names_of(group)] = run.work / "drops" / f"{group[0].name}.npz"
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
         listed = find_listed_texts(run, keep_list, groups)
         split = drops_task(drops, duplicates, short_docs, absent, keep_list, options, low_scores, listed)
@@ -138,7 +138,7 @@ def pass1(
             outputs = mix_outputs(group, folder, out_dir)
             source_epochs = epochs[group[0].source]
             buckets_of_task = 1 if is_gathered else buckets
-            tasks.append(mix_task(group, drops[files_of(group)], source_epochs, buckets_of_task, seed, outputs))
+            tasks.append(mix_task(group, drops[names_of(group)], source_epochs, buckets_of_task, seed, outputs))
             written_to[group] = outputs
         mixed = run.step("mix", tasks)
         check_all_found(mixed.counts, named, filter(None, (duplicates, short_docs, low_scores, keep_list)))
@@ -192,8 +192,10 @@ def _describe(
         copies = mixed.counts.total(WRITTEN, source).documents
         documents[source] = copies - mixed.counts.total(REPEATED, source).documents
     content = hashlib.sha256()
-    tags = (output.sha256 for record in mixed.records for output in record.outputs)
-    content.update("\n".join(tags).encode())
+    hashes = list[str]()
+    for record in mixed.records:
+        hashes += [output.sha256 for output in record.outputs]
+    content.update("\n".join(hashes).encode())
     holdout_files = dict[str, str]()
     for group, (_, holdout_numbers) in written_to.items():
         holdout_files[_name(holdout_numbers, out_dir)] = group[0].source

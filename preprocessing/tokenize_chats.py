@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from tyro.conf import Positional
 
+from gristmill.batches import numbered
 from gristmill.command import command
 from gristmill.counts import MALFORMED, READ, WRITTEN, Counts, check_max_failed
 from gristmill.engine.execution.worker_deaths import note_no_place
@@ -29,6 +30,7 @@ from gristmill.io.token_shards import (
     ShardRecord,
     SourceRecord,
     TokenShardWriter,
+    shard_files,
     token_dtype,
     with_suffix,
     write_sources,
@@ -78,7 +80,7 @@ class ChatReport(msgspec.Struct):
 
 
 class EncodedChats(ChatReport):
-    """What a task encoded, and the chats on which the tokenizer failed."""
+    """Result of a task: what it encoded, and the chats on which the tokenizer failed."""
 
     failed: list[FailedDocument] = msgspec.field(default_factory=list)
 
@@ -148,17 +150,22 @@ def tokenize_chats(
             lambda groups: _part_tasks(run, groups, path, rule, sets_aside=max_failed > 0),
         )  # fmt: skip
         chats_of_parts = encoded.values(EncodedChats)
-        failed = [chat for part in chats_of_parts for chat in part.failed]
+        failed = list[FailedDocument]()
+        for part in chats_of_parts:
+            failed += part.failed
         encoded.counts.check_failed(STAGE.name, max_failed, list_failed(run, failed, out_dir), "the tokenizer")
-        parts = [tuple(map(run.ledger.path, record.outputs)) for record in encoded.records]
-        sizes = [record.outputs[0].size for record in encoded.records]
+        parts = encoded.paths_of_tasks()
+        sizes = encoded.sizes()
         reports = [part.report for part in chats_of_parts]
         to_join = shard_tasks(parts, sizes, reports, target, out_dir, write_chat_shard, _SUFFIXES)
         joined = run.step("join", to_join)
         reports = joined.values(ChatReport)
-        shards = [report.shard for report in reports]
+        shards = list[ShardReport]()
+        masks = dict[str, MaskRecord]()
+        for report in reports:
+            shards.append(report.shard)
+            masks[report.shard.shard.name] = report.mask
         run.step("manifest", [manifest_task(shards, path, facts, out_dir, template=template)])
-        masks = {report.shard.shard.name: report.mask for report in reports}
         written = out_dir / MASKS
         run.step("masks", [Task("masks", write_mask_records, {"records": masks, "masks": written}, (written,))])
         if not encoded.counts.total(READ).documents:
@@ -192,7 +199,7 @@ def _part_tasks(
     """Yield a task for each group of slices; its outputs are a part: a temporary shard with its mask."""
     for group in groups:
         prefix = run.work / "parts" / group[0].label
-        outputs = tuple(with_suffix(prefix, suffix) for suffix in _SUFFIXES)
+        outputs = shard_files(prefix, _SUFFIXES)
         arguments = {"tokenizer": tokenizer, "rule": rule, "tokens": outputs[0]}
         yield Task.on_slices(group, encode_slices, arguments, outputs, sets_aside=sets_aside)
 
@@ -245,7 +252,8 @@ def encode_slices(group: SliceGroup, tokenizer: Path, rule: ChatRule, tokens: Pa
     report.shard.sha256 = shard.sha256
     report.shard.idx_sha256 = shard.idx_sha256
     report.shard.sources = list(dict.fromkeys(sources))
-    numbers = np.array([report.shard.sources.index(source) for source in sources], np.uint32)
+    number_of = numbered(report.shard.sources)
+    numbers = np.array([number_of[source] for source in sources], np.uint32)
     report.shard.sources_sha256 = write_sources(prefix, numbers, report.shard.sources)
     written = write_mask(prefix, np.frombuffer(mask, np.bool_))
     note_no_place()

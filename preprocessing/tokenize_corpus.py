@@ -28,8 +28,8 @@ from gristmill.io.token_shards import (
     ShardRecord,
     SourceRecord,
     TokenShardWriter,
+    shard_files,
     token_dtype,
-    with_suffix,
     write_sources,
 )
 from gristmill.io.tokenizer_file import AnyTokenizer
@@ -120,10 +120,12 @@ def tokenize_corpus(
         )
         counts = encoded.counts
         written = encoded.values(EncodedPart)
-        failed = [document for part in written for document in part.failed]
+        failed = list[FailedDocument]()
+        for part in written:
+            failed += part.failed
         counts.check_failed(STAGE.name, max_failed, list_failed(run, failed, out_dir), "the tokenizer")
-        parts = [tuple(map(run.ledger.path, record.outputs)) for record in encoded.records]
-        sizes = [record.outputs[0].size for record in encoded.records]
+        parts = encoded.paths_of_tasks()
+        sizes = encoded.sizes()
         reports = [part.report for part in written]
         joined = run.step("join", shard_tasks(parts, sizes, reports, target, out_dir))
         run.step("manifest", [manifest_task(joined.values(ShardReport), tokenizer, facts, out_dir)])
@@ -134,7 +136,7 @@ def tokenize_corpus(
 
 
 class EncodedPart(ShardReport):
-    """What a task encoded, and the documents that have no tokens."""
+    """Result of a task: what it encoded, and the documents that have no tokens."""
 
     failed: list[FailedDocument] = msgspec.field(default_factory=list)
 
@@ -150,7 +152,7 @@ def _part_tasks(
     """Yield a task for each group of slices; its outputs are a part: a temporary shard."""
     for group in groups:
         prefix = run.work / "parts" / group[0].label
-        outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
+        outputs = shard_files(prefix)
         arguments = {"tokenizer": tokenizer, "begin": facts.begin, "end": facts.end, "tokens": outputs[0]}
         yield Task.on_slices(group, encode_slices, arguments, outputs, sets_aside=sets_aside)
 

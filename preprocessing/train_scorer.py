@@ -32,7 +32,7 @@ _LARGEST = 1 << 31
 
 @dataclass(frozen=True)
 class TrainedScorer:
-    """What was trained: the model's file and SHA-256, documents of both labels, and how it does on those held out.
+    """Result of the training: the model's file and SHA-256, documents of both labels, and measures on the holdout.
 
     `accuracy`, `precision` and `recall` of the positive ones are at a score of 0.5; `area` is that under the ROC curve.
     `positive` and `negative` are the words that weigh most for either.
@@ -112,9 +112,10 @@ def train_scorer(
     _check_options(documents, holdout, dim, word_ngrams, bucket, min_count, epochs, lr)
     require(positive.resolve() != negative.resolve(), f"--positive and --negative are both {positive}: expected two")
     texts = Texts()
+    trained = list[int]()  # numbers of texts
+    labels_of_trained = list[int]()
     held_texts = list[str]()
-    is_held = list[bool]()
-    labels = list[int]()
+    labels_of_held = list[int]()
     for label, folder in enumerate((positive, negative)):
         sample = _sample(folder, documents, seed, text_column)
         if len(sample) < _FEW:
@@ -122,33 +123,32 @@ def train_scorer(
                 f"--{LABELS[label]} {folder}: expected {_FEW} documents or more, got {len(sample)}; give more"
             )
         for text in sample:
-            texts.add(text)
-            is_held.append(_draw(text, seed) < holdout * (1 << 64))
-            if is_held[-1]:
+            if _draw(text, seed) < holdout * (1 << 64):
                 held_texts.append(text)
-            labels.append(label)
-    held = [number for number, is_out in enumerate(is_held) if is_out]
-    trained = [number for number, is_out in enumerate(is_held) if not is_out]
-    of_trained = [labels[number] for number in trained]
-    of_held = np.array([labels[number] for number in held], np.int64)
-    if not (set(of_trained) == set(of_held.tolist()) == {0, 1}):
+                labels_of_held.append(label)
+            else:
+                trained.append(len(texts))
+                labels_of_trained.append(label)
+            texts.add(text)
+    if not (set(labels_of_trained) == set(labels_of_held) == {0, 1}):
         raise UsageError(
             f"--holdout {holdout}: expected documents of both labels on both sides, got "
-            f"{count_of(len(held), 'document')} held out; try another --holdout, or more documents"
+            f"{count_of(len(held_texts), 'document')} held out; try another --holdout, or more documents"
         )
     options = TrainingOptions(dim, word_ngrams, bucket, min_count, epochs, lr, seed)
-    model = train_fasttext(texts, trained, of_trained, LABELS, options)
+    model = train_fasttext(texts, trained, labels_of_trained, LABELS, options)
     model.save(out)
     scores = FastTextScorer.read(out, PREFIX + LABELS[0]).score(held_texts)
-    weights = model.weights(0, 1)
+    is_positive = np.array(labels_of_held) == 0
+    words = [word for word, _ in model.weights(0, 1)]
     return TrainedScorer(
         out,
         sha256_file(out),
-        (of_trained.count(0), of_trained.count(1)),
-        (int((of_held == 0).sum()), int((of_held == 1).sum())),
-        *_measure(scores, of_held == 0),
-        [word for word, _ in weights[:_SHOWN]],
-        [word for word, _ in weights[: -_SHOWN - 1 : -1]],
+        (labels_of_trained.count(0), labels_of_trained.count(1)),
+        (labels_of_held.count(0), labels_of_held.count(1)),
+        *_measure(scores, is_positive),
+        words[:_SHOWN],
+        words[: -_SHOWN - 1 : -1],
     )
 
 
@@ -189,18 +189,21 @@ def _draw(text: str, seed: int) -> int:
 
 
 def _measure(scores: NDArray[np.float32], is_positive: NDArray[np.bool_]) -> tuple[float, float, float, float]:
-    """Return accuracy, precision, recall and the area under the ROC curve; precision is NaN if nothing is found."""
-    is_found = scores >= 0.5
-    hits = int((is_found & is_positive).sum())
-    found_count = int(is_found.sum())
+    """Return accuracy, precision, recall and the area under the ROC curve; precision is NaN if nothing is positive."""
+    is_predicted = scores >= 0.5
+    hits = int((is_predicted & is_positive).sum())
+    predicted = int(is_predicted.sum())
     positives = int(is_positive.sum())
     negatives = len(scores) - positives
-    values, places = np.unique(scores, return_inverse=True)
-    counts = np.bincount(places, minlength=len(values))
+    values, value_of = np.unique(scores, return_inverse=True)
+    counts = np.bincount(value_of, minlength=len(values))
     ranks = np.cumsum(counts) - (counts - 1) / 2  # of equal scores the mean rank
-    area = (ranks[places][is_positive].sum() - positives * (positives + 1) / 2) / (positives * negatives)
-    accuracy = float((is_found == is_positive).mean())
-    return accuracy, hits / found_count if found_count else float("nan"), hits / positives, float(area)
+    area = (ranks[value_of][is_positive].sum() - positives * (positives + 1) / 2) / (positives * negatives)
+    accuracy = float((is_predicted == is_positive).mean())
+    precision = float("nan")
+    if predicted:
+        precision = hits / predicted
+    return accuracy, precision, hits / positives, float(area)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from gristmill.engine.staleness.outputs import reject_overlapping_folders
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import Slice, paths_of
+from gristmill.io.documents import Slice, paths_of, total_size
 from gristmill.io.readers import read_chosen, read_documents
 from gristmill.io.tokenizer_file import QWEN2, require_tokenizers
 from gristmill.io.writers import Rejects
@@ -121,12 +121,12 @@ def train_tokenizer(
             slices = cut_raw_corpus(run, files)
             sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed, whole))
             sampled.counts.check_malformed(STAGE.name, options.max_malformed)
-        samples = tuple(run.ledger.path(record.outputs[0]) for record in sampled.records)
+        samples = tuple(sampled.paths())
         arguments = {
             "samples": FileSet(samples), "model": model, "vocab_size": vocab_size, "model_type": model_type,
             "exact": exact,
         }  # fmt: skip
-        megabytes = sum(record.outputs[0].size for record in sampled.records) / 1e6
+        megabytes = sum(sampled.sizes()) / 1e6
         notice = f"training {vocab_size:,} pieces on {megabytes:,.1f} MB of text; 64 MB take about 20 seconds"
         run.step("train", [Task("train", train_model, arguments, (model,), notice=notice)])
         return run.finish(sampled.counts)
@@ -166,7 +166,7 @@ def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, se
 
 def _sample_tasks(run: StageRun, groups: list[SliceGroup], budget: int, seed: int, whole: bool) -> Iterator[Task]:
     """Yield a task for each group of slices; each slice has its share of the budget."""
-    total = sum(sum(part.size for part in group) for group in groups) or 1
+    total = sum(map(total_size, groups)) or 1
     for group in groups:
         output = run.work / "sample" / f"{group[0].label}.txt"
         budgets = tuple(max(1, budget * part.size // total) for part in group)

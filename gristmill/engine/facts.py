@@ -42,7 +42,7 @@ def count_files(files: Sequence[FactsFile]) -> Counts:
     """Return the number of files per source that documents were written to."""
     names = dict[str, None]()  # in order
     for file in files:
-        names |= dict.fromkeys(part.file for part in file.slices)
+        names |= dict.fromkeys(file.corpus_files)
     counts = Counts({}, [])
     for name in names:
         counts.add_read_file(source_of(name))

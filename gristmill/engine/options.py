@@ -17,7 +17,7 @@ from gristmill.storage.files import is_folder, reject_remote
 from gristmill.storage.stores import store_of
 
 _PROCESSES_A_CORE = 2
-_LEAST_WITHOUT_UNIT = 1 << 20  # fewer bytes of memory are a number whose unit was forgotten
+_MIN_WITHOUT_UNIT = 1 << 20  # fewer bytes of memory are a number whose unit was forgotten
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -127,7 +127,7 @@ class RunOptions:
         if self.memory == "auto":
             return free_memory() // 2
         size = parse_size(self.memory, "--memory")
-        if size < _LEAST_WITHOUT_UNIT and self.memory.strip()[-1].isdecimal():
+        if size < _MIN_WITHOUT_UNIT and self.memory.strip()[-1].isdecimal():
             raise UsageError(f"--memory {self.memory} is a number of bytes: expected one with a unit, such as 4GiB")
         return size
 

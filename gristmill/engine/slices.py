@@ -73,11 +73,16 @@ def read_slices(
     done = run.step(step, plan(group_slices(slices)))
     damaged = done.counts.damaged
     _reject_written(slices, damaged)
-    pieces = {part.name: part for part in slices if part.name in damaged and is_piece(part) and not part.damage}
-    if not pieces:
+    checks = dict[str, Task]()  # of files that were read in pieces, by name
+    damage_of = dict[str, Damage]()
+    for part in slices:
+        if part.name in damaged and is_piece(part) and not part.damage:
+            checks[part.name] = _check_task(part)
+            damage_of[part.name] = damaged[part.name]
+    if not checks:
         return done
-    checked = run.step(_CHECK, [_check_task(part) for part in pieces.values()])
-    damage_of = {name: damaged[name] for name in pieces} | checked.counts.damaged
+    checked = run.step(_CHECK, checks.values())
+    damage_of |= checked.counts.damaged
     marked = [_mark(part, damage_of.get(part.name)) for part in slices]
     return run.step(step, plan(group_slices(marked)))
 

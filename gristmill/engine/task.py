@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gristmill.counts import Counts
-from gristmill.io.documents import CorpusFile, Slice
+from gristmill.io.documents import CorpusFile, Slice, total_size
 
 # whose versions decide bytes of some stage
 LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "tokenizers", "ftfy", "resiliparse",
@@ -122,7 +122,7 @@ class Task:
     ) -> "Task":
         """Return the task that reads some slices, its argument `group`, and is named after the first of them."""
         given = {"group": group, **arguments}
-        size = sum(part.size for part in group)
+        size = total_size(group)
         return cls(group[0].label, function, given, outputs, size, foreign=foreign, sets_aside=sets_aside)
 
     @cached_property

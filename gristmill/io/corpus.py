@@ -376,12 +376,16 @@ def _of_format(corpus: Corpus, format: str, folder: Path) -> Corpus:
     return replace(corpus, files=files, unread=unread)
 
 
-def web_libraries(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the distributions that decide the texts of files with these names: none, or those that read web pages.
+def web_libraries(files: Iterable[CorpusFile]) -> tuple[str, ...]:
+    """Return the distributions that decide the texts of files: none, or those that read web pages.
 
     Raises UsageError if they are needed and not installed.
     """
-    formats = {parts.format for name in names if (parts := parse_name(name))}
+    formats = set[str]()
+    for file in files:
+        parts = parse_name(file.name)
+        if parts:
+            formats.add(parts.format)
     if not formats & {*WEB_FORMATS, "html"}:
         return ()
     if any(find_spec(name) is None for name in ("brotli", "chardetng_py", "resiliparse")):

@@ -405,3 +405,28 @@ def merge_ranges(ranges: Ranges) -> Ranges:
 def paths_of(files: Iterable[CorpusFile]) -> list[Path]:
     """Return the paths of corpus files."""
     return [file.path for file in files]
+
+
+def rows_of(documents: Iterable[Document]) -> list[int]:
+    """Return the row of each document in its file."""
+    return [document.key.row for document in documents]
+
+
+def read_sizes_of(documents: Iterable[Document]) -> list[int]:
+    """Return the bytes that each document was read from."""
+    return [document.read_bytes for document in documents]
+
+
+def sources_of(files: Iterable[CorpusFile]) -> set[str]:
+    """Return the sources of corpus files."""
+    return {file.source for file in files}
+
+
+def names_of(slices: Iterable[Slice]) -> tuple[str, ...]:
+    """Return the names of the files that slices are of, in order."""
+    return tuple(dict.fromkeys(part.name for part in slices))
+
+
+def total_size(files: Iterable[CorpusFile | Slice]) -> int:
+    """Return the bytes of corpus files, or of slices of them."""
+    return sum(file.size for file in files)

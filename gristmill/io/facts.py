@@ -54,10 +54,14 @@ class WrittenSlice(msgspec.Struct):
     end: int
     documents: int
 
+    def is_about(self, file: str, row: int) -> bool:
+        """Return whether a document, which may have been removed, is in the slice."""
+        return file == self.file and self.first <= row < self.end
+
 
 def are_about(slices: Iterable[WrittenSlice], file: str, row: int) -> bool:
     """Return whether a document, which may have been removed, is in one of the slices."""
-    return any(part.file == file and part.first <= row < part.end for part in slices)
+    return any(part.is_about(file, row) for part in slices)
 
 
 class FactsFile(msgspec.Struct):
@@ -70,6 +74,16 @@ class FactsFile(msgspec.Struct):
     @property
     def documents(self) -> int:
         return sum(part.documents for part in self.slices)
+
+    @property
+    def corpus_files(self) -> tuple[str, ...]:
+        """Return the names of the corpus files whose documents it has, in order."""
+        return tuple(dict.fromkeys(part.file for part in self.slices))
+
+
+def paths_of_facts(folder: Path, files: Iterable[FactsFile]) -> list[Path]:
+    """Return the paths of files of facts in a folder."""
+    return [folder / file.path for file in files]
 
 
 def schema_of_facts(makes: Mapping[str, str]) -> pa.Schema:
@@ -85,11 +99,14 @@ def vector_path(facts: Path, name: str) -> Path:
 @contextmanager
 def open_facts_writer(path: Path, schema: pa.Schema) -> Iterator["FactsWriter"]:
     """Yield a writer of facts; publish the file when the block ends without an error."""
-    names = [field.name for field in schema if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)]
+    of_text = list[str]()
+    for field in schema:
+        if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type):
+            of_text.append(field.name)
     with (
         atomic_write(path) as temporary,
         pa.parquet.ParquetWriter(
-            temporary, schema, compression="zstd", compression_level=1, use_dictionary=names, write_statistics=False
+            temporary, schema, compression="zstd", compression_level=1, use_dictionary=of_text, write_statistics=False
         ) as writer,
     ):
         facts = FactsWriter(writer, schema)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from gristmill.batches import numbered
 from gristmill.errors import InputError
 from gristmill.io.artefacts import (
     encode_names,
@@ -30,7 +31,7 @@ Rows = NDArray[np.int64]
 KeySet = dict[str, Rows]  # file → its rows, ascending
 KEY = np.dtype([("file", "<u4"), ("row", "<i8")])  # a key, its file by number
 _ROW_BITS = np.uint64(40)  # of a packed key
-_MOST_ROWS = 1 << 40  # of a file: a key beyond cannot be packed, and names no document
+_MAX_ROWS = 1 << 40  # of a file: a key beyond cannot be packed, and names no document
 _SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64()})
 _PACKED = np.dtype([("key", "<u8")])
 
@@ -54,10 +55,28 @@ def iter_keys(path: Path) -> Iterator[tuple[str, Rows]]:
 
 def read_keys(path: Path) -> KeySet:
     """Read a key set, sorted by file. Raises as iter_keys."""
-    blocks: dict[str, list[Rows]] = defaultdict(list)
+    blocks = KeyBlocks()
     for file, rows in iter_keys(path):
-        blocks[file].append(rows)
-    return {file: np.unique(np.concatenate(blocks[file])) for file in sorted(blocks)}
+        blocks.add(file, rows)
+    return blocks.join()
+
+
+class KeyBlocks:
+    """Keys that come in blocks of one file's rows."""
+
+    def __init__(self) -> None:
+        self._blocks = defaultdict[str, list[Rows]](list)
+
+    def add(self, file: str, rows: Rows) -> None:
+        """Add rows of a file."""
+        self._blocks[file].append(rows)
+
+    def join(self) -> KeySet:
+        """Return the key set, sorted by file; a key that came twice is in it once."""
+        keys = KeySet()
+        for file in sorted(self._blocks):
+            keys[file] = np.unique(np.concatenate(self._blocks[file]))
+        return keys
 
 
 def stream_keys(path: Path) -> Iterator[tuple[str, Rows]]:
@@ -79,7 +98,7 @@ def sort_keys(paths: Sequence[Path], folder: Path, memory: int) -> Iterator[tupl
     for path in paths:
         files.update(file for file, _ in iter_keys(path))
     names = sorted(files)
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers = numbered(names)
     with ExternalSorter(folder, KEY, ("file", "row"), memory) as sorter:
         for path in paths:
             for file, rows in iter_keys(path):
@@ -93,7 +112,7 @@ def split_keys(key_set: Path, groups: Sequence[tuple[str, ...]], outputs: Sequen
     Returns the number of keys in the whole set.
     """
     total = 0
-    numbers = {file: number for number, file in enumerate(chain.from_iterable(groups))}
+    numbers = numbered(chain.from_iterable(groups))
     with ExternalSorter(outputs[0].with_name(f"{outputs[0].name}.runs"), KEY, ("file", "row"), memory // 2) as sorter:
         for file, rows in iter_keys(key_set):
             total += len(rows)
@@ -194,7 +213,7 @@ class PackedKeys:
         try:
             with ExternalSorter(folder / "runs", _PACKED, ("key",), memory) as sorter:
                 for files, rows in keys:
-                    fits = rows < _MOST_ROWS
+                    fits = rows < _MAX_ROWS
                     sorter.add(pack_keys(files[fits], rows[fits]).view(_PACKED))
                 write_records(path, sorter)
             yield cls(path, numbers)
@@ -206,7 +225,7 @@ class PackedKeys:
 
     def contains(self, files: NDArray[np.integer], rows: Rows) -> NDArray[np.bool_]:
         """Return whether each key is among them (n), given the numbers of files (n) and rows (n)."""
-        return is_among(pack_keys(files, rows), self.packed) & (rows < _MOST_ROWS)
+        return is_among(pack_keys(files, rows), self.packed) & (rows < _MAX_ROWS)
 
 
 def is_among(values: NDArray[Any], ascending: NDArray[Any]) -> NDArray[np.bool_]:

@@ -64,7 +64,7 @@ class TokenRange(NamedTuple):
 class ShardCache:
     """The shards of a folder in a bucket; `local` is the folder of this machine that has its small files.
 
-    `kept_bytes` are those of the .bin files, from the first on, whose blocks are kept.
+    `kept_bytes` are the bytes of the .bin files, from the first on, whose blocks are kept.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, options: CacheOptions, reserved: int = 0) -> None:

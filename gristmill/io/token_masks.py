@@ -108,11 +108,11 @@ def write_masks(folder: Path, records: dict[str, MaskRecord]) -> None:
     atomic_write_bytes(folder / MASKS, msgspec.json.format(msgspec.json.encode(records), indent=2) + b"\n")
 
 
-def runs_of(is_there: NDArray[np.bool_], first: int) -> list[tuple[int, int]]:
+def runs_of(is_present: NDArray[np.bool_], first: int) -> list[tuple[int, int]]:
     """Return the starts and stops of the runs of True, counted from `first`.
 
     >>> runs_of(np.array([True, True, False, True]), 10)
     [(10, 12), (13, 14)]
     """
-    changes = np.flatnonzero(np.diff(is_there.astype(np.int8), prepend=0, append=0)) + first
+    changes = np.flatnonzero(np.diff(is_present.astype(np.int8), prepend=0, append=0)) + first
     return list(zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True))

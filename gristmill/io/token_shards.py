@@ -20,7 +20,7 @@ import hashlib
 import os
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,11 +139,9 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         if not is_file(path):
             folders_within = [folder / name for name in sorted(list_names(folder))]
             with_shards = [str(inner) for inner in folders_within if is_file(inner / MANIFEST)]
-            hint = (
-                f"try {' or '.join(with_shards)}"
-                if with_shards
-                else "make them with gristmill run, or gristmill tokenize"
-            )
+            hint = "make them with gristmill run, or gristmill tokenize"
+            if with_shards:
+                hint = f"try {' or '.join(with_shards)}"
             raise UsageError(f"no token shards in {folder}: expected {path}; {hint}")
         try:
             with read_errors(path):
@@ -204,6 +202,11 @@ def holds_ids(dtype: str, vocab_size: int) -> bool:
 def with_suffix(prefix: Path, suffix: str) -> Path:
     """Return a file of the shard `prefix`: its .bin, .idx or .sources; the name of a shard may have dots itself."""
     return prefix.with_name(prefix.name + suffix)
+
+
+def shard_files(prefix: Path, suffixes: Sequence[str] = SHARD_SUFFIXES) -> tuple[Path, ...]:
+    """Return the files of the shard `prefix`, the .bin first."""
+    return tuple(with_suffix(prefix, suffix) for suffix in suffixes)
 
 
 def verify_checksums(folder: Path, record: ShardRecord) -> None:
@@ -425,9 +428,8 @@ def _read_header(path: Path) -> tuple[np.dtype, int]:
         raise InputError(f"{path} is damaged: version {version}, dtype {code}; expected 1, and 8 or 4. {REMEDY}")
     expected = IDX_HEADER.size + 12 * sequences + 8 * (sequences + 1)
     if documents != sequences + 1 or size != expected:
-        raise InputError(
-            f"{path} is damaged: {size:,} bytes; expected {expected:,} for {sequences:,} documents. {REMEDY}"
-        )
+        reason = f"{size:,} bytes; expected {expected:,} for {sequences:,} documents"
+        raise InputError(f"{path} is damaged: {reason}. {REMEDY}")
     return _DTYPE_CODES[code], sequences
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gristmill.errors import UsageError
-from gristmill.storage.files import is_file, list_names, read_file
+from gristmill.storage.files import is_file, names_ending, read_file
 
 JSON = "tokenizer.json"
 MODEL = "tokenizer.model"
@@ -31,8 +31,7 @@ def companions_of(path: Path) -> list[Path]:
             return []
         return [folder / CHAT_TEMPLATE]
     companions = [folder / name for name in COMPANIONS if is_file(folder / name)]
-    templates = sorted(name for name in list_names(folder / TEMPLATES) if name.endswith(".jinja"))
-    companions += [folder / TEMPLATES / name for name in templates]
+    companions += [folder / TEMPLATES / name for name in names_ending(folder / TEMPLATES, ".jinja")]
     if path.name == JSON and folder / CONFIG in companions and is_file(folder / MODEL):
         companions.append(folder / MODEL)
     return companions

@@ -96,7 +96,8 @@ def ranks_to_json(path: Path, data: bytes) -> dict[str, Any]:
     ranks = _read_ranks(path, data)
     encoding = _ENCODINGS.get(len(ranks))
     if encoding is None:
-        known = ", ".join(f"{count:,} ({known_encoding.name})" for count, known_encoding in _ENCODINGS.items())
+        sizes = [f"{count:,} ({known_encoding.name})" for count, known_encoding in _ENCODINGS.items()]
+        known = ", ".join(sizes)
         raise UsageError(
             f"{path} has {len(ranks):,} ranks, and a rank file does not say how to cut words: expected {known}; "
             "convert it to a tokenizer.json with the pattern of its model"

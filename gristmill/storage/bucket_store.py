@@ -55,13 +55,20 @@ class BucketStore(RemoteStore):
         Large files are put one at a time, each in several parts at a time. If some cannot be put, the first error in
         the order of `copies` is raised, errors of large ones last, and what waits is not put.
         """
-        large = {path: None for path, copy in copies.items() if copy.stat().st_size > objects.PART_BYTES}
-        small = [path for path in copies if path not in large]
+        large = list[Path]()
+        small = list[Path]()
+        for path, copy in copies.items():
+            if copy.stat().st_size > objects.PART_BYTES:
+                large.append(path)
+            else:
+                small.append(path)
         done = dict[Path, FileInfo]()
         if small:
             with ThreadPoolExecutor(min(_UPLOADS, len(small))) as pool:
                 done |= zip(small, pool.map(lambda path: objects.upload(copies[path], path), small), strict=True)
-        return done | {path: objects.upload(copies[path], path) for path in large}
+        for path in large:
+            done[path] = objects.upload(copies[path], path)
+        return done
 
     def remove(self, paths: Iterable[Path], root: Path | None) -> None:
         """See Store."""

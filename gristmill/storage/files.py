@@ -112,6 +112,11 @@ def folders_with(folder: Path, name: str) -> Iterator[Path]:
     return store_of(folder).folders_with(folder, name)
 
 
+def names_ending(folder: Path, suffix: str) -> list[str]:
+    """Return the names directly in a folder that end so, ascending; see list_names."""
+    return sorted(name for name in list_names(folder) if name.endswith(suffix))
+
+
 def walk(folder: Path) -> Iterator[Path]:
     """Yield every file below `folder`, if there is one, by name; follow links, skip hidden files and folders."""
     return store_of(folder).walk(folder)

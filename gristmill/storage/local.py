@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import BinaryIO
 
 from gristmill.errors import wrap_write_errors
 from gristmill.paths import scheme_of
@@ -58,6 +59,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
             raise
 
 
+@contextmanager
+def open_atomically(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file to write, which becomes `path` as atomic_write says."""
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        yield file
+
+
 def atomic_write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically."""
     with atomic_write(path) as temporary:
@@ -66,7 +74,7 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
 
 def concatenate(pieces: Iterable[Path], target: Path) -> None:
     """Write the concatenation of files to `target` atomically."""
-    with atomic_write(target) as temporary, temporary.open("wb") as joined:
+    with open_atomically(target) as joined:
         for piece in pieces:
             with piece.open("rb") as file:
                 shutil.copyfileobj(file, joined, 1 << 20)

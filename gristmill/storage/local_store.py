@@ -178,14 +178,14 @@ class LocalStore(Store):
     def remove_partial_files(self, folder: str, names: Collection[str]) -> None:
         """See Store."""
         with suppress(FileNotFoundError, NotADirectoryError):
-            partial = [name for name in os.listdir(folder or ".") if name.endswith(PARTIAL)]  # noqa: PTH208
-            for name in partial:
-                if name.rsplit(".", 2)[0] in names:
+            for name in os.listdir(folder or "."):  # noqa: PTH208
+                if name.endswith(PARTIAL) and name.rsplit(".", 2)[0] in names:
                     Path(folder, name).unlink(missing_ok=True)
 
     def remove_if_unused(self, folder: Path) -> None:
         """See Store."""
-        self.remove([folder / name for name in self.list_names(folder) if name.endswith(PARTIAL)], None)
+        partial = [name for name in self.list_names(folder) if name.endswith(PARTIAL)]
+        self.remove([folder / name for name in partial], None)
         with suppress(OSError):  # there are files, or there is no folder
             folder.rmdir()
 
@@ -196,7 +196,10 @@ class LocalStore(Store):
 
 def is_link_to_parent(folder: Path) -> bool:
     """Return whether a folder is a link to one of its own parents, which would be walked forever."""
-    return folder.is_symlink() and folder.resolve() in (parent.resolve() for parent in folder.absolute().parents)
+    if not folder.is_symlink():
+        return False
+    target = folder.resolve()
+    return any(parent.resolve() == target for parent in folder.absolute().parents)
 
 
 def _is_searched(directory: str, name: str) -> bool:

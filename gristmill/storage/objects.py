@@ -61,9 +61,9 @@ def _list(folder: Path) -> Iterator[tuple[str, FileInfo]]:
         return iter(obstore.list(_store(name), name.key or None, offset=last, chunk_size=1000))
 
     for page in resumed(partial(_problems, folder), resume):
-        for each in page:
-            last = each["path"]
-            info = _info(each)
+        for stored in page:
+            last = stored["path"]
+            info = _info(stored)
             relative = last[len(name.key) :].lstrip("/")
             if info.size or find_object(folder / relative) == info:  # a mark comes without its slash
                 yield relative, info
@@ -76,7 +76,11 @@ def list_level(folder: Path) -> Level:
         return known[0].level(known[1])
     level = _repeated(folder, lambda: obstore.list_with_delimiter(_store(name), prefix=name.key or None))
     folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in level["common_prefixes"]]
-    return folders, {each["path"].rpartition("/")[2]: _info(each) for each in level["objects"]}
+    files = dict[str, FileInfo]()
+    for stored in level["objects"]:
+        name_in_folder = stored["path"].rpartition("/")[2]
+        files[name_in_folder] = _info(stored)
+    return folders, files
 
 
 def find_object(path: Path) -> FileInfo | None:

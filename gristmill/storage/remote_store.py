@@ -77,7 +77,10 @@ class RemoteStore(Store):
     def folders_with(self, folder: Path, name: str) -> Iterator[Path]:
         """See Store; from one listing."""
         inside = f"{name}/"
-        parents = {file.rpartition(inside)[0] for file, _ in self.list_all(folder) if inside in file}
+        parents = set[str]()
+        for file, _ in self.list_all(folder):
+            if inside in file:
+                parents.add(file.rpartition(inside)[0])
         for parent in sorted(parents):
             yield folder / parent
 

@@ -91,7 +91,7 @@ def search_text(config: RunConfig, piece: str) -> list[DocKey]:
 def _raw_documents(config: RunConfig, search: IdSearch) -> Iterator[Document]:
     """Yield the documents of the raw corpus; `search` notes the other records."""
     files = scan_inputs(config, config.corpus).files
-    web_libraries(file.name for file in files)  # raises if they are missing
+    web_libraries(files)  # raises if they are missing
     for file in files:
         with local_copies([file.path]) as (copy,), suppress(DamagedFile):  # the run left it out, too
             (part,) = slices_at(replace(file, path=copy), ONE_SLICE)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gristmill.counts import MALFORMED, NO_FIELD, Counts
 from gristmill.errors import InputError, wrap_read_errors
-from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at, stem
+from gristmill.io.documents import ONE_SLICE, CorpusFile, slices_at, stem, total_size
 from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.readers import read_documents
 from gristmill.io.text_records import take_text
@@ -34,7 +34,7 @@ ALL_FIELDS = "{*}"  # template: each field is a text of its own
 EACH = "\0"  # between templates whose texts are looked for one by one
 LENGTH = 13  # words of an n-gram
 SHORTEST = 8  # words of an item that is looked for as a whole, if it has fewer than LENGTH
-MOST_ITEMS = 50  # an n-gram of more items than this, as of an instruction, says nothing of any of them
+MAX_ITEMS = 50  # an n-gram of more items than this, as of an instruction, says nothing of any of them
 _SALTS = {LENGTH: np.uint64(0), SHORTEST: np.uint64(0x5BD1E9955BD1E995), NEAR_LENGTH: np.uint64(0x9FB21C651E98DF25)}
 _NEAR = 1 << 31  # bit of an n-gram's word while the index is made: one for near-duplicates
 _BUCKET_BITS = 20  # 8 MB, and few keys of ten million in each
@@ -64,6 +64,10 @@ class Match(NamedTuple):
     share: float
     near: bool
 
+    def is_within(self, other: "Match") -> bool:
+        """Return whether another place has all characters of this one."""
+        return other.start <= self.start and self.end <= other.end
+
 
 class IndexSummary(NamedTuple):
     """Sums of an index for a benchmark: items, items shorter than SHORTEST words, and n-grams of too many items.
@@ -87,6 +91,11 @@ class IndexFiles(NamedTuple):
     entries: Path
     items: Path
     sizes: Path
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> "IndexFiles":
+        """Return the paths of the index of a folder."""
+        return cls(folder / "keys.bin", folder / "entries.bin", folder / "items.arrow", folder / "sizes.bin")
 
 
 def write_index(files: Sequence[CorpusFile], index: IndexFiles, near: bool) -> dict[str, IndexSummary]:
@@ -125,7 +134,7 @@ def write_index(files: Sequence[CorpusFile], index: IndexFiles, near: bool) -> d
                 _write_rows(writer, rows)
                 summary[name] = IndexSummary(items, short, 0, 0)
         if not lengths:
-            read = sum(item_summary.items for item_summary in summary.values())
+            read = sum(of_benchmark.items for of_benchmark in summary.values())
             names = ", ".join(summary)
             raise InputError(
                 f"--against: expected items of {SHORTEST} words or more, got none in {names} ({read:,} records); "
@@ -219,10 +228,9 @@ def check_items(files: Sequence[CorpusFile]) -> None:
     is read.
     """
     with TemporaryDirectory() as folder:
-        names = ("keys", "entries", "items", "sizes")
         local = [file for file in files if not store_of(file.path).needs_copies]
-        if sum(file.size for file in files) <= CHECKED_BYTES and len(local) == len(files):
-            write_index(files, IndexFiles(*(Path(folder) / name for name in names)), near=False)
+        if total_size(files) <= CHECKED_BYTES and len(local) == len(files):
+            write_index(files, IndexFiles.in_folder(Path(folder)), near=False)
             return
         for file in local:
             next(_read_items(file, Path(folder) / "items"), None)
@@ -256,10 +264,10 @@ def _keys(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
 
 
 def _is_shared(table: NDArray) -> NDArray[np.bool_]:
-    """Return for each entry whether more than MOST_ITEMS items have its key."""
+    """Return for each entry whether more than MAX_ITEMS items have its key."""
     starts = np.flatnonzero(_differs(table["key"]))
     items = np.diff([*starts, len(table)])
-    return np.repeat(items > MOST_ITEMS, items)
+    return np.repeat(items > MAX_ITEMS, items)
 
 
 def _differs(sorted_values: NDArray) -> NDArray[np.bool_]:
@@ -313,8 +321,7 @@ class Benchmarks:
         for match in matches:
             exact_matches[match.item].append(match)
         for near in self.find_near(words):
-            exact_places = exact_matches[near.item]
-            if not any(exact.start <= near.start and near.end <= exact.end for exact in exact_places):
+            if not any(near.is_within(exact) for exact in exact_matches[near.item]):
                 matches.append(near)
         return sorted(matches, key=lambda match: (match.start, match.item))
 

@@ -2,7 +2,7 @@
 
 The n-grams of a text are read once, from first to last. Each candidate item has a window that moves along: the n-grams
 of the item among the last words of the text, and how many of the item's words they cover. The time is linear in the
-text, whatever it repeats: an n-gram has `MOST_ITEMS` entries in the index at most, and each comes and goes once.
+text, whatever it repeats: an n-gram has `MAX_ITEMS` entries in the index at most, and each comes and goes once.
 """
 
 from collections.abc import Iterator

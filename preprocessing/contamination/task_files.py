@@ -36,8 +36,12 @@ def is_task_file(path: Path) -> bool:
 
 def task_files_in(folder: Path) -> list[Path]:
     """Return the tasks in a folder or below, by name; not tasks that others include (_NAME), nor groups."""
-    candidates = (path for path in walk(folder) if is_task_file(path) and not path.name.startswith("_"))
-    return sorted(path for path in candidates if "group" not in _read(path))
+    tasks = list[Path]()
+    for path in walk(folder):
+        is_included = path.name.startswith("_")
+        if is_task_file(path) and not is_included and "group" not in _read(path):
+            tasks.append(path)
+    return sorted(tasks)
 
 
 def list_task(path: Path, template: str = ALL_FIELDS) -> list[CorpusFile]:
@@ -50,12 +54,12 @@ def list_task(path: Path, template: str = ALL_FIELDS) -> list[CorpusFile]:
     name = str(task.get("task") or path.stem)
     texts = template
     if template == ALL_FIELDS:
-        made = [key for key in (*_TEMPLATES, "process_docs", "custom_dataset") if isinstance(task.get(key), _Code)]
-        if made:
-            raise UsageError(
-                f"--against {path}: expected templates of plain fields, got the code {task[made[0]]} as {made[0]}, "
-                "which is not run; name the fields of its records, as in --template '{question} {choices}'"
-            )
+        for key in (*_TEMPLATES, "process_docs", "custom_dataset"):
+            if isinstance(task.get(key), _Code):
+                raise UsageError(
+                    f"--against {path}: expected templates of plain fields, got the code {task[key]} as {key}, "
+                    "which is not run; name the fields of its records, as in --template '{question} {choices}'"
+                )
         fields = list[str]()
         for key in _TEMPLATES:
             fields += _fields(path, key, task.get(key))
@@ -136,7 +140,10 @@ def _fields(path: Path, key: str, template: Any) -> list[str]:
 def _data_files(path: Path, task: dict[str, Any]) -> Sequence[CorpusFile]:
     where = str(task.get("dataset_path") or "")
     options = task.get("dataset_kwargs") or {}
-    split = next((str(task[key]).partition("[")[0] for key in _SPLITS if task.get(key)), "")
+    given_splits = [str(task[key]) for key in _SPLITS if task.get(key)]
+    split = ""
+    if given_splits:
+        split = given_splits[0].partition("[")[0]
     if not where:
         raise UsageError(f"--against {path}: expected a task with a dataset_path, got none; give its tasks' files")
     if where in _FORMATS:

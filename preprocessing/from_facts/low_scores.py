@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain
 from math import floor
 from pathlib import Path
 
@@ -20,14 +19,15 @@ from gristmill.engine.key_sets import merge_task
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.staleness.ledger import Ledger, run_name
+from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import FileSet, Result, Stage, Task
 from gristmill.errors import InputError
 from gristmill.io.artefacts import is_table
 from gristmill.io.documents import source_of
 from gristmill.io.external_sort import ExternalSorter
-from gristmill.io.facts import written_by_file
+from gristmill.io.facts import paths_of_facts, written_by_file
 from gristmill.io.files import STATE_DIR
-from gristmill.io.keys import write_keys
+from gristmill.io.keys import KeyBlocks, write_keys
 from gristmill.storage.files import read_file
 from gristmill.storage.local import atomic_write_bytes
 from preprocessing.scoring.score_choice import Choice, Cut, Cuts, ScoreBands, is_kept
@@ -75,7 +75,7 @@ def list_low_scores(
         label=output_file.name,
     ) as run:
         files = plan_facts(run, facts_dir)
-        paths = [facts_dir / file.path for file in files]
+        paths = paths_of_facts(facts_dir, files)
         ranks = _find_ranks(run, FileSet(tuple(paths)), choices)
         cuts = _find_cuts(run, FileSet(tuple(paths)), choices, ranks)
         tasks = list[Task]()
@@ -87,16 +87,16 @@ def list_low_scores(
             }  # fmt: skip
             tasks.append(Task(name, find_low_rows, arguments, (output,)))
         listed = run.step(_FIND, tasks)
-        key_sets = [run.ledger.path(record.outputs[0]) for record in listed.records]
-        run.step("merge", [merge_task(key_sets, output_file, options.memory_bytes)])
+        run.step("merge", [merge_task(listed.paths(), output_file, options.memory_bytes)])
         banded = [choice for choice in choices if choice.bands]
         if bands_file:
             sources = sorted(listed.counts.tallies)
             arguments = {"choice": banded[0], "cuts": cuts, "sources": sources, "ranks": ranks, "output": bands_file}
             run.step("bands", [Task("bands", write_bands, arguments, (bands_file,))])
-        counts = run.finish(listed.counts.merge(run.note("files that are read", count_files(files))))
+        read = run.note("files that are read", count_files(files))
+        counts = run.finish(listed.counts.merge(read))
     if run.ran and not options.quiet:
-        joined = join_sums(part for parts in listed.values(list[ScoreSums]) for part in parts)
+        joined = join_sums(listed.joined_values(ScoreSums))
         limits = Cuts(cuts)
         kept: dict[tuple[str, str], float] = {}
         for choice in choices:
@@ -148,7 +148,7 @@ def _find_cuts(run: StageRun, facts: FileSet, choices: Sequence[Choice], ranks: 
             output = run.work / "cuts" / f"{number}.json"
             arguments = {"facts": facts, "choice": choice, "ranks": ranks, "output": output}
             tasks.append(Task(choice.name, find_cuts, arguments, (output,), memory=run.options.memory_bytes))
-    return [cut for of_choice in run.step("cuts", tasks).values(list[Cut]) for cut in of_choice]
+    return run.step("cuts", tasks).joined_values(Cut)
 
 
 def find_quantiles(facts: FileSet, choice: Choice, output: Path, memory: int) -> None:
@@ -191,21 +191,23 @@ def _cuts_at(
     positions = set[int]()
     for start, size in zip(starts, sizes, strict=True):
         for quantile in quantiles:
-            positions.update(start + at for at in _neighbours((size - 1) * quantile, size))
+            positions.update(_neighbours(start, size, quantile))
     scores = _scores_at(sorter, sorted(positions))
     cuts = list[Cut]()
     for group, number in numbers.items():
         for quantile in quantiles:
             rank = (sizes[number] - 1) * quantile
-            both = [scores[starts[number] + at] for at in _neighbours(rank, sizes[number])]
-            limit = float(np.quantile(np.array(both), rank - floor(rank)))
+            lower, upper = _neighbours(starts[number], sizes[number], quantile)
+            both = np.array([scores[lower], scores[upper]])
+            limit = float(np.quantile(both, rank - floor(rank)))
             cuts.append(Cut(choice.name, group, quantile, limit))
     return cuts
 
 
-def _neighbours(rank: float, size: int) -> tuple[int, int]:
-    """Return the ranks of the two of `size` scores between which a rank lies."""
-    return floor(rank), min(floor(rank) + 1, size - 1)
+def _neighbours(start: int, size: int, quantile: float) -> tuple[int, int]:
+    """Return the positions of the two scores between which a quantile lies, of `size` ascending ones from `start`."""
+    rank = floor((size - 1) * quantile)
+    return start + rank, start + min(rank + 1, size - 1)
 
 
 def _scores_at(sorter: ExternalSorter, positions: Sequence[int]) -> dict[int, float]:
@@ -231,19 +233,26 @@ def find_low_rows(
     The value is how their scores are distributed: a list of ScoreSums.
     """
     counts = Counts({}, [])
-    low = defaultdict[str, list[NDArray[np.int64]]](list)
+    low = KeyBlocks()
     limits = Cuts(cuts)
     sums: dict[tuple[str, str], ScoreSums] = {}
     known_ranks = _read_ranks(ranks)
-    columns = list(dict.fromkeys(chain.from_iterable(choice.facts for choice in choices)))
-    if any(choice.keep for choice in choices):
+    scores_read = dict[str, None]()  # in order
+    has_curve = False
+    for choice in choices:
+        scores_read |= dict.fromkeys(choice.facts)
+        has_curve |= bool(choice.keep)
+    columns = list(scores_read)
+    if has_curve:
         columns.append(TEXT_DIGEST[0])
     for path in facts.paths:
         for name, rows in written_by_file(path, ("bytes", *columns)):
             source = source_of(name)
             sizes = rows["bytes"].to_numpy()
             left = np.ones(rows.num_rows, np.bool_)
-            digests = rows[TEXT_DIGEST[0]].to_numpy() if TEXT_DIGEST[0] in columns else np.empty(0, np.uint64)
+            digests = np.empty(0, np.uint64)
+            if has_curve:
+                digests = rows[TEXT_DIGEST[0]].to_numpy()
             counts.add(source, READ, int(sizes.sum()), rows.num_rows)
             for choice in choices:
                 scores = _scores(rows, choice, source, known_ranks, path)
@@ -258,16 +267,16 @@ def find_low_rows(
                     counts.add(source, choice.reason, int(sizes[is_low].sum()), int(is_low.sum()))
             if left.any():
                 counts.add(source, KEPT, int(sizes[left].sum()), int(left.sum()))
-            low[name].append(rows["row"].to_numpy()[~left])
-    write_keys(output, {name: np.concatenate(blocks) for name, blocks in low.items()})
-    return Result(counts, [msgspec.to_builtins(of_source) for of_source in sums.values()])
+            low.add(name, rows["row"].to_numpy()[~left])
+    write_keys(output, low.join())
+    return Result(counts, msgspec.to_builtins(list(sums.values())))
 
 
 def read_score_sums(output_file: Path, stage: Stage = STAGE) -> dict[str, dict[str, ScoreSums]]:
     """Return how the scores are distributed that a key set was made of, by score and source, as was recorded."""
     ledger = Ledger(output_file.parent / STATE_DIR, run_name(stage.name, output_file.name))
     records = [record for record in ledger.read().values() if record.step == _FIND]
-    return join_sums(part for record in records for part in msgspec.convert(record.value, list[ScoreSums]))
+    return join_sums(StepResult(records, ledger.root).joined_values(ScoreSums))
 
 
 def write_bands(choice: Choice, cuts: list[Cut], sources: list[str], ranks: Path | None, output: Path) -> None:

@@ -1,10 +1,6 @@
 """The stage `filter` of a run: list the documents that are too short, from facts. No text is read."""
 
-from collections import defaultdict
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gristmill.batches import batched
 from gristmill.counts import READ, Counts
@@ -15,9 +11,9 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Task
 from gristmill.io.artefacts import is_table
 from gristmill.io.documents import source_of
-from gristmill.io.facts import written_by_file
+from gristmill.io.facts import paths_of_facts, written_by_file
 from gristmill.io.files import STATE_DIR
-from gristmill.io.keys import write_keys
+from gristmill.io.keys import KeyBlocks, write_keys
 from gristmill.steps import FORM_BYTES, FORM_CHARACTERS
 from preprocessing.filter import KEPT, SHORT, STAGE
 from preprocessing.minimum_length import SizeUnit, check_threshold
@@ -54,18 +50,17 @@ def list_short(
     """
     check_threshold(threshold)
     is_table(output_file)  # raises for an unknown suffix now, before the work
-    paths_of_facts = list_facts(facts_dir)
     with open_stage(
         STAGE,
         output_file.parent,
         options,
-        reads={facts_dir: paths_of_facts},
+        reads={facts_dir: list_facts(facts_dir)},
         files=[output_file],
         label=output_file.name,
     ) as run:
         files = plan_facts(run, facts_dir)
         reject_stale_lines(run, keep_list, facts_dir, files, first)
-        paths = [facts_dir / file.path for file in files]
+        paths = paths_of_facts(facts_dir, files)
         tasks = list[Task]()
         for bundle in batched(paths, count=_FACTS_FILES):
             name = bundle[0].relative_to(facts_dir).as_posix()
@@ -73,15 +68,15 @@ def list_short(
             arguments = {"facts": FileSet(tuple(bundle)), "threshold": threshold, "unit": unit, "output": output}
             tasks.append(Task(name, find_short_rows, arguments, (output,)))
         listed = run.step("find", tasks)
-        key_sets = [run.ledger.path(record.outputs[0]) for record in listed.records]
-        run.step("merge", [merge_task(key_sets, output_file, options.memory_bytes)])
-        return run.finish(listed.counts.merge(run.note("files that are read", count_files(files))))
+        run.step("merge", [merge_task(listed.paths(), output_file, options.memory_bytes)])
+        read = run.note("files that are read", count_files(files))
+        return run.finish(listed.counts.merge(read))
 
 
 def find_short_rows(facts: FileSet, threshold: int, unit: SizeUnit, output: Path) -> Counts:
     """Task: write the keys of the short documents in some files of facts."""
     counts = Counts({}, [])
-    rows = defaultdict[str, list[NDArray[np.int64]]](list)
+    short = KeyBlocks()
     measure = FORM_CHARACTERS if unit == "character" else FORM_BYTES
     for path in facts.paths:
         for name, facts_of_file in written_by_file(path, (measure, "bytes")):
@@ -91,6 +86,6 @@ def find_short_rows(facts: FileSet, threshold: int, unit: SizeUnit, output: Path
                 if chosen.any():
                     counts.add(source_of(name), READ, int(sizes[chosen].sum()), int(chosen.sum()))
                     counts.add(source_of(name), reason, int(sizes[chosen].sum()), int(chosen.sum()))
-            rows[name].append(facts_of_file["row"].to_numpy()[is_short_row])
-    write_keys(output, {name: np.concatenate(blocks) for name, blocks in rows.items()})
+            short.add(name, facts_of_file["row"].to_numpy()[is_short_row])
+    write_keys(output, short.join())
     return counts

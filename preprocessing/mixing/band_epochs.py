@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -71,52 +70,59 @@ def _choose_band_epochs(
     bands: ScoreBands,
 ) -> ChosenEpochs:
     """Return the weights and the epochs of all sources, each of which has bands."""
-    every = range(len(bands.names))
-    labels = [_band_label(source, band) for source, band in product(weights, every)]
-    numbers = {label: list[Path]() for label in labels}
+    labels_of = dict[str, list[str]]()  # of each band, by source
+    numbers = dict[str, list[Path]]()
+    for source in weights:
+        labels_of[source] = [f"{source}/{band}" for band in range(len(bands.names))]
+        for label in labels_of[source]:
+            numbers[label] = []
     documents = dict.fromkeys(numbers, 0)
     amount_kept = dict.fromkeys(numbers, 0)
     tasks = []
     for group in groups:
-        outputs = [run.work / "sampling" / bands.names[band] / f"{group.label}.zst" for band in every]
+        outputs = list[Path]()
+        for label, name in zip(labels_of[group.source], bands.names, strict=True):
+            output = run.work / "sampling" / name / f"{group.label}.zst"
+            outputs.append(output)
+            numbers[label].append(output)
         arguments = {"group": group, "seed": seed, "by_tokens": bool(amounts.tokenizer), "outputs": outputs}
         tasks.append(Task(group.label, write_band_numbers, arguments, tuple(outputs)))
-        for band in every:
-            numbers[_band_label(group.source, band)].append(outputs[band])
     measured = run.step("sampling", tasks).values(list[tuple[int, int]])
     for group, of_bands in zip(groups, measured, strict=True):
-        for band, (number, amount) in enumerate(of_bands):
-            documents[_band_label(group.source, band)] += number
-            amount_kept[_band_label(group.source, band)] += amount
+        for label, (number, amount) in zip(labels_of[group.source], of_bands, strict=True):
+            documents[label] += number
+            amount_kept[label] += amount
     band_weights = dict[str, float]()
     joined = dict[str, float]()
     for source, weight in weights.items():
-        labels = [_band_label(source, band) for band in every]
         if source in amounts.of:
-            weighed = sum(bands.weights[band] * amount_kept[labels[band]] for band in every)
-            weight = amounts.weight(source, round(weighed))
-        for band in every:
-            band_weights[labels[band]] = weight * bands.weights[band]
-        kept = sum(documents[label] for label in labels)
-        mixed = sum(documents[label] * band_weights[label] for label in labels)
+            weighed = list[float]()
+            for label, weight_of_band in zip(labels_of[source], bands.weights, strict=True):
+                weighed.append(weight_of_band * amount_kept[label])
+            weight = amounts.weight(source, round(sum(weighed)))
+        kept = 0
+        mixed = list[float]()
+        for label, weight_of_band in zip(labels_of[source], bands.weights, strict=True):
+            band_weights[label] = weight * weight_of_band
+            kept += documents[label]
+            mixed.append(documents[label] * band_weights[label])
         joined[source] = weight
         if kept:
-            joined[source] = mixed / kept
-    ranks = {label: round(band_weights[label] % 1 * total) for label, total in documents.items()}
+            joined[source] = sum(mixed) / kept
+    ranks = dict[str, int]()
+    for label, total in documents.items():
+        ranks[label] = round(band_weights[label] % 1 * total)
     limits = select_kth(run, "epochs", numbers, ranks, fan_in)
     epochs = dict[str, BandEpochs]()
     shares = list[BandShare]()
     for source in weights:
-        labels = [_band_label(source, band) for band in every]
-        epochs[source] = tuple(SourceEpochs(int(band_weights[label]), limits.get(label)) for label in labels)
-        for band in reversed(every):
-            label = labels[band]
-            shares.append(BandShare(source, bands.names[band], band_weights[label], documents[label]))
+        epochs_of_bands = list[SourceEpochs]()
+        for label in labels_of[source]:
+            epochs_of_bands.append(SourceEpochs(int(band_weights[label]), limits.get(label)))
+        epochs[source] = tuple(epochs_of_bands)
+        for label, name in reversed(list(zip(labels_of[source], bands.names, strict=True))):
+            shares.append(BandShare(source, name, band_weights[label], documents[label]))
     return ChosenEpochs(joined, epochs, shares)
-
-
-def _band_label(source: str, band: int) -> str:
-    return f"{source}/{band}"
 
 
 def write_epoch_numbers(group: GroupFacts, seed: int, by_tokens: bool, output: Path) -> Result:
@@ -140,7 +146,7 @@ def write_band_numbers(group: GroupFacts, seed: int, by_tokens: bool, outputs: l
     """Task: write what write_epoch_numbers writes, of each band to its output. The value is that of each band."""
     drops = load_drops(group.drops, group.names)
     chunks = [[np.empty(0, np.uint64)] for _ in outputs]
-    amounts = [0 for _ in outputs]
+    amounts = [0] * len(outputs)
     for facts in group.load():
         kept = is_kept(facts, drops[facts.name].reasons(facts.rows))
         numbers = random_numbers(seed, "weight", facts.name, facts.rows)

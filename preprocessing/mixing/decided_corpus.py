@@ -1,16 +1,18 @@
 """The corpus of a mix, cut into slices that are read together with the decisions on their documents."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError
-from gristmill.io.documents import CorpusFile, Slice
+from gristmill.io.documents import CorpusFile, Slice, names_of
 from gristmill.io.files import list_finished
 from preprocessing.mixing.decisions import DecidedFile, load_decisions
 from preprocessing.mixing.mix_manifest import MixManifest
@@ -27,26 +29,35 @@ class GroupDecisions:
 
     def load(self, group: SliceGroup) -> Iterator[tuple[Slice, DecidedFile]]:
         """Yield each slice that has documents in the mix, and the decisions on them. InputError for a damaged file."""
-        by_file: dict[str, list[DecidedFile]] = {part.name: [] for part in group}
+        names = set(names_of(group))
+        by_file = defaultdict[str, list[DecidedFile]](list)
         for path in self.files.paths:
             for name, decided in load_decisions(path).items():
-                if name in by_file:
+                if name in names:
                     by_file[name].append(decided)
         for part, end in zip(group, self.ends, strict=True):
-            pieces = [decided.between(part.first_row, end) for decided in by_file[part.name]]
-            chosen = [piece for piece in pieces if len(piece.rows)]
-            if chosen:
-                yield part, _join(chosen)
+            pieces = list[DecidedFile]()
+            for decided in by_file[part.name]:
+                piece = decided.between(part.first_row, end)
+                if len(piece.rows):
+                    pieces.append(piece)
+            if pieces:
+                yield part, _join(pieces)
 
 
 def _join(pieces: Sequence[DecidedFile]) -> DecidedFile:
     """Return the decisions on consecutive rows of one file, which are in several files of decisions, as one."""
+    rows = list[NDArray[np.int64]]()
+    copies = list[NDArray[np.int64]]()
+    sizes = list[NDArray[np.int64]]()
+    bands = list[NDArray[np.str_]]()
+    for piece in pieces:
+        rows.append(piece.rows)
+        copies.append(piece.copies)
+        sizes.append(piece.sizes)
+        bands.append(piece.bands)
     return DecidedFile(
-        pieces[0].name,
-        np.concatenate([piece.rows for piece in pieces]),
-        np.concatenate([piece.copies for piece in pieces]),
-        np.concatenate([piece.sizes for piece in pieces]),
-        np.concatenate([piece.bands for piece in pieces]),
+        pieces[0].name, np.concatenate(rows), np.concatenate(copies), np.concatenate(sizes), np.concatenate(bands)
     )
 
 
@@ -55,22 +66,26 @@ def find_decisions(groups: Sequence[SliceGroup], manifest: MixManifest, mix_dir:
     slices = list[Slice]()
     for group in groups:
         slices += group
-    ends = {part.label: _NO_END for part in slices}
-    for part, following in pairwise(slices):
-        if following.name == part.name:
+    ends = dict[str, int]()  # by label
+    for part, following in zip_longest(slices, slices[1:]):
+        ends[part.label] = _NO_END
+        if following and following.name == part.name:
             ends[part.label] = following.first_row
-    files_of = dict[str, list[tuple[int, int, Path]]]()
+    decisions_of = dict[str, list[tuple[int, int, Path]]]()
     for file in manifest.files:
         for written in file.slices:
-            files_of.setdefault(written.file, []).append((written.first, written.end, mix_dir / file.path))
+            decisions_of.setdefault(written.file, []).append((written.first, written.end, mix_dir / file.path))
     decisions = list[GroupDecisions]()
     for group in groups:
         paths = dict[Path, None]()
+        ends_of_group = list[int]()
         for part in group:
-            for first, end, path in files_of[part.name]:
-                if first < ends[part.label] and end > part.first_row:
+            end_of_slice = ends[part.label]
+            ends_of_group.append(end_of_slice)
+            for first, end, path in decisions_of[part.name]:
+                if first < end_of_slice and end > part.first_row:
                     paths[path] = None
-        decisions.append(GroupDecisions(FileSet(tuple(paths)), tuple(ends[part.label] for part in group)))
+        decisions.append(GroupDecisions(FileSet(tuple(paths)), tuple(ends_of_group)))
     return decisions
 
 
@@ -85,7 +100,8 @@ def reject_other_corpus(files: Sequence[CorpusFile], manifest: MixManifest, mix_
     named = set[str]()
     for file in manifest.files:
         named.update(written.file for written in file.slices)
-    odd = sorted(named ^ {file.name for file in files})
+    read = {file.name for file in files}
+    odd = sorted(named ^ read)
     if odd:
         raise InputError(
             f"{mix_dir} decides on another corpus: expected the files that mix read, got a difference in {odd[0]}. "

@@ -8,6 +8,7 @@ is held out is left in the train set.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,8 @@ _SORTED = np.dtype([("digest", DIGEST)])
 _FACTS_SHARE = 6  # documents that a task decides on, for each of which it reads the digest from the holdout
 _NUMBERS = ("row", "copies", "bytes")
 _COLUMNS = ("file", *_NUMBERS, "band")
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -177,23 +180,27 @@ def decide_tasks(
 
     Else what tasks fetch would grow with the square of the corpus, as every task reads all digests.
     """
-    together: list[int] = []
+    start = 0
     size = 0
-    for number in range(len(groups)):
-        together.append(number)
-        size += documents[number]
-        if size >= _FACTS_SHARE * digest_bytes // DIGEST.itemsize or number == len(groups) - 1:
-            chosen = [groups[i] for i in together]
-            written = [outputs[i] for i in together]
-            sources = sorted({group.source for group in chosen})
-            arguments = {
-                "groups": chosen, "epochs": {source: epochs[source] for source in sources},
-                "limits": {source: limits[source] for source in sources}, "digests": digests, "seed": seed,
-                "outputs": written,
-            }  # fmt: skip
-            yield Task(chosen[0].label, decide_groups, arguments, tuple(written))
-            together = []
-            size = 0
+    for number, count in enumerate(documents):
+        size += count
+        if size < _FACTS_SHARE * digest_bytes // DIGEST.itemsize and number < len(groups) - 1:
+            continue
+        chosen = groups[start : number + 1]
+        written = outputs[start : number + 1]
+        sources = sorted({group.source for group in chosen})
+        arguments = {
+            "groups": list(chosen), "epochs": _only(epochs, sources), "limits": _only(limits, sources),
+            "digests": digests, "seed": seed, "outputs": list(written),
+        }  # fmt: skip
+        yield Task(chosen[0].label, decide_groups, arguments, tuple(written))
+        start = number + 1
+        size = 0
+
+
+def _only(values: Mapping[str, Value], sources: Sequence[str]) -> dict[str, Value]:
+    """Return what is known of some sources."""
+    return {source: values[source] for source in sources}
 
 
 def decide_groups(

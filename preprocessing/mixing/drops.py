@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from gristmill.batches import numbered
 from gristmill.counts import FAILED, Counts
 from gristmill.engine.options import RunOptions
-from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
 from gristmill.io.artefacts import encode_names, integers, open_table, stream_table
@@ -60,11 +60,6 @@ class Drops(NamedTuple):
         reasons[np.isin(rows, self.listed)] = LISTED
         as_list: list[str] = reasons.tolist()
         return as_list
-
-
-def files_of(group: SliceGroup) -> tuple[str, ...]:
-    """Return the names of the files in a group, in order."""
-    return tuple(dict.fromkeys(part.name for part in group))
 
 
 def load_drops(path: Path, files: Sequence[str]) -> dict[str, Drops]:
@@ -157,12 +152,11 @@ def split_drops(
     unwanted = [key_set for key_set in (short_docs, low_scores) if key_set]
     table = provenance if duplicates and (unwanted or absent) else None
     is_of_others = bool(table and duplicates and not _is_of(table, duplicates))
-    all_files = [file for files in groups for file in files]
-    numbers = {file: number for number, file in enumerate(all_files)}  # as _DROP and by_group number them
-    beside = outputs[0]
-    sorted_drops = beside.with_name(f"{beside.name}.drops")
-    sorted_short = beside.with_name(f"{beside.name}.short")
-    sorted_links = beside.with_name(f"{beside.name}.links")
+    numbers = numbered(chain.from_iterable(groups))  # as _DROP and by_group number them
+    first_output = outputs[0]
+    sorted_drops = first_output.with_name(f"{first_output.name}.drops")
+    sorted_short = first_output.with_name(f"{first_output.name}.short")
+    sorted_links = first_output.with_name(f"{first_output.name}.links")
     with ExternalSorter(sorted_drops, _DROP, ("file", "row"), memory // 4) as sorter:
         for reason, key_set in (
             (_SHORT, short_docs),
@@ -183,7 +177,7 @@ def split_drops(
             for file, rows in iter_keys(path):
                 sorter.add(_records(numbers[file], rows, _LISTED))
         if table and not is_of_others:
-            in_name_order = {file: number for number, file in enumerate(sorted(numbers))}
+            in_name_order = numbered(sorted(numbers))
             number_of = np.array([numbers[file] for file in in_name_order], np.uint32)
             with PackedKeys.of(unwanted, in_name_order, sorted_short, memory // 4) as short_keys:
                 left_out = _LeftOut.of(short_keys, absent)
@@ -192,12 +186,14 @@ def split_drops(
         named = 0
         both = 0
         for records, files, output in zip(by_group(sorter, map(len, groups)), groups, outputs, strict=True):
-            of_files = [_drops_of(records.get(number, _NO_DROPS)) for number in range(len(files))]
-            _save(output, of_files)
-            for of_file in of_files:
+            of_files = list[Drops]()
+            for number in range(len(files)):
+                of_file = _drops_of(records.get(number, _NO_DROPS))
+                of_files.append(of_file)
                 named += len(np.unique(np.concatenate(of_file)))
                 unwanted_rows = np.union1d(of_file.short, of_file.low)
                 both += len(np.intersect1d(unwanted_rows, of_file.duplicate, assume_unique=True))
+            _save(output, of_files)
         return Result(Counts({}, []), (named, both, is_of_others))
 
 
@@ -216,7 +212,7 @@ def _drops_of(records: NDArray) -> Drops:
 
 @dataclass(frozen=True)
 class _LeftOut:
-    """Documents that the mix leaves out for other reasons than a copy: short ones, and those of absent sources.
+    """Documents that the mix leaves out for other reasons than a copy: short ones, and all of absent sources.
 
     `is_absent` says it of each file by number, and of files that the corpus does not have last.
     """
@@ -329,7 +325,7 @@ def _only_known(
 
 
 def _save(output: Path, drops: Sequence[Drops]) -> None:
-    """Write the drops of some files: the rows of all one after another, and where those of each end."""
+    """Write the drops of some files: the rows of all files one after another, and where each file's rows end."""
     arrays = dict[str, Any]()
     for name, rows_of_files in zip(DROPPED, zip(*drops, strict=True), strict=True):
         arrays[name] = np.concatenate(rows_of_files)

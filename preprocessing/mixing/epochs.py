@@ -69,7 +69,11 @@ class MeasuredSources:
         weights = dict(self._weights)
         for source in self._amounts.of:
             weights[source] = self._amounts.weight(source, self._kept[source])
-        ranks = {source: round(weights[source] % 1 * documents) for source, documents in self._documents.items()}
+        ranks = dict[str, int]()
+        for source, documents in self._documents.items():
+            ranks[source] = round(weights[source] % 1 * documents)
         limits = select_kth(run, "epochs", self._numbers, ranks, fan_in)
-        epochs = {source: SourceEpochs(int(weight), limits.get(source)) for source, weight in weights.items()}
+        epochs = dict[str, SourceEpochs]()
+        for source, weight in weights.items():
+            epochs[source] = SourceEpochs(int(weight), limits.get(source))
         return weights, epochs

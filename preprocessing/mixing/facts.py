@@ -4,6 +4,7 @@ They are read from the facts of a pass (gristmill.io.facts) with the step TextDi
 tokens.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ def load_facts(
 ) -> list[MixFacts]:
     """Return the facts of the corpus files `names`, in this order, from a file of facts.
 
-    Scores that bands are decided by are in it, or in the files of facts `scored`, which have those of some documents.
+    Scores that bands are decided by are in it, or in the files of facts `scored`, with scores of some documents.
     Raises InputError if it has facts of another file, or no such facts.
     """
     columns = ["bytes", *TEXT_DIGEST]
@@ -52,26 +53,26 @@ def load_facts(
         columns.append(TOKENS)
     if bands and scored is None:
         columns.extend(bands.facts)
-    tables: dict[str, list[pa.Table]] = {name: [] for name in names}
+    tables = defaultdict[str, list[pa.Table]](list)
     for name, table in written_by_file(path, columns):
-        if name not in tables:
+        if name not in names:
             raise InputError(f"{path} has facts of {name!r}; expected {', '.join(names)}: remove it, and run again")
         tables[name].append(table)
     scores = tables
     if bands and scored is not None:
         scores = _read_scores(scored, names, bands)
     facts = list[MixFacts]()
-    for name, tables_of_file in tables.items():
-        facts.append(_join(name, tables_of_file, has_tokens, bands, scores[name]))
+    for name in names:
+        facts.append(_join(name, tables[name], has_tokens, bands, scores[name]))
     return facts
 
 
-def _read_scores(scored: Sequence[Path], names: Sequence[str], bands: ScoreBands) -> dict[str, list[pa.Table]]:
+def _read_scores(scored: Sequence[Path], names: Sequence[str], bands: ScoreBands) -> defaultdict[str, list[pa.Table]]:
     """Return tables of the rows and scores of the documents of each corpus file, as far as files of facts have them."""
-    tables: dict[str, list[pa.Table]] = {name: [] for name in names}
+    tables = defaultdict[str, list[pa.Table]](list)
     for path in scored:
         for name, table in written_by_file(path, bands.facts):
-            if name in tables:
+            if name in names:
                 tables[name].append(table)
     return tables
 
@@ -96,7 +97,9 @@ def _join(
         scored = pa.concat_tables(scores)
         is_in_file = np.isin(scored.column("row").to_numpy(), rows)
         in_order = scored.filter(pa.array(is_in_file))
-        noted = {fact: in_order.column(fact).to_numpy() for fact in bands.facts}
+        noted = dict[str, NDArray[np.float32]]()
+        for fact in bands.facts:
+            noted[fact] = in_order.column(fact).to_numpy()
         is_scored = np.isin(rows, in_order.column("row").to_numpy())
         of_bands[is_scored] = bands.find(source_of(name), noted)
     return MixFacts(name, rows, table.column("bytes").to_numpy(), tokens, text_digests(table), of_bands)
@@ -126,7 +129,7 @@ class GroupFacts:
         scored: tuple[Path, ...] | None = None,
     ) -> "GroupFacts":
         """Return the documents of a file of facts; `scored`: see load_facts."""
-        names = corpus_files_of(file)
+        names = file.corpus_files
         label = file.path.removesuffix(SUFFIX)
         source = source_of(names[0])
         own_bands = bands.of_source(source) if bands else None
@@ -154,11 +157,6 @@ class FactsByFile:
                 if other.first < part.end and other.end > part.first:
                     paths[path] = None
         return tuple(paths)
-
-
-def corpus_files_of(file: FactsFile) -> tuple[str, ...]:
-    """Return the names of the corpus files whose documents a file of facts has."""
-    return tuple(dict.fromkeys(part.file for part in file.slices))
 
 
 def is_kept(facts: MixFacts, reasons: Sequence[str]) -> NDArray[np.bool_]:

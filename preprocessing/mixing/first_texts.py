@@ -16,6 +16,7 @@ from gristmill.engine.facts import plan_facts
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet
 from gristmill.io.artefacts import stream_table
+from gristmill.io.facts import paths_of_facts
 from gristmill.io.keys import KeySet, Rows, iter_keys, write_keys
 
 _NO_ROWS = np.empty(0, np.int64)
@@ -33,7 +34,8 @@ class FirstTexts:
 
     def plan(self, run: StageRun) -> list[Path]:
         """Return the files of facts, which a step of the run reads."""
-        return [self.facts / file.path for file in plan_facts(run, self.facts, "first facts") if file.slices]
+        files = [file for file in plan_facts(run, self.facts, "first facts") if file.slices]
+        return paths_of_facts(self.facts, files)
 
 
 def follow_keys(keys: FileSet, losses: tuple[Path, ...], output: Path) -> Counts:

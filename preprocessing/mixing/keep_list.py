@@ -16,8 +16,8 @@ from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.documents import DocKey
-from gristmill.io.facts import FactsFile, written_by_file
-from gristmill.io.keys import KeySet, is_among, write_keys
+from gristmill.io.facts import FactsFile, paths_of_facts, written_by_file
+from gristmill.io.keys import KeyBlocks, KeySet, is_among, write_keys
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file, read_file
@@ -180,7 +180,8 @@ def reject_stale_lines(
     """Raise InputError for a line that names a text, or a row, that no document has, given the facts of a corpus."""
     if not keep_list:
         return
-    find_listed_texts(run, keep_list, [facts_dir / file.path for file in files if file.slices], first)
+    written = [file for file in files if file.slices]
+    find_listed_texts(run, keep_list, paths_of_facts(facts_dir, written), first)
     ends = dict[str, int]()
     for file in files:
         for part in file.slices:
@@ -247,17 +248,16 @@ class _Matches:
     def __init__(self, keep_list: Path) -> None:
         self._digests = KeepList.read(keep_list).digests
         self._positions = set[int]()
-        self._rows = dict[str, list[NDArray[np.int64]]]()
+        self._rows = KeyBlocks()
 
     def add(self, name: str, rows: NDArray[np.int64], digests: NDArray[np.bytes_]) -> None:
         """Note the documents, of the documents (n) of a corpus file, whose digest is in the list."""
         is_listed = is_among(digests, self._digests)
         if is_listed.any():
-            self._rows.setdefault(name, []).append(rows[is_listed])
+            self._rows.add(name, rows[is_listed])
             self._positions.update(np.searchsorted(self._digests, digests[is_listed]).tolist())
 
     def write(self, output: Path) -> Result:
         """Write the keys."""
-        keys = {name: np.unique(np.concatenate(rows)) for name, rows in self._rows.items()}
-        write_keys(output, keys)
+        write_keys(output, self._rows.join())
         return Result(Counts({}, []), sorted(self._positions))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,11 @@ from gristmill.counts import LEFT_OUT, REPEATED, WRITTEN, Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
-from gristmill.io.documents import KEY_FIELD, Document, Slice
+from gristmill.io.documents import KEY_FIELD, Document, Slice, names_of, read_sizes_of, rows_of
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import ZSTD_LEVEL, Rejects
 from gristmill.text import utf8_size
-from preprocessing.mixing.drops import files_of, load_drops
+from preprocessing.mixing.drops import load_drops
 from preprocessing.mixing.epochs import Amounts, MeasuredSources
 from preprocessing.mixing.sampling import SourceEpochs, random_numbers, write_numbers
 from preprocessing.mixing.shuffle_buckets import (
@@ -68,7 +69,7 @@ def find_epochs(
         tokenizer: Path | None = None
         if group[0].source in amounts.of:
             tokenizer = amounts.tokenizer
-        arguments = {"drops": drops[files_of(group)], "seed": seed, "tokenizer": tokenizer, "output": output}
+        arguments = {"drops": drops[names_of(group)], "seed": seed, "tokenizer": tokenizer, "output": output}
         tasks.append(Task.on_slices(group, write_weight_numbers, arguments, (output,)))
     values = run.step("sampling", tasks).values(tuple[int, int])
     for group, task, (documents, amount) in zip(measured, tasks, values, strict=True):
@@ -157,11 +158,11 @@ class _Batch:
 
 
 def _read_batches(group: SliceGroup, drops: Path, counts: Counts, rejects: Rejects) -> Iterator[_Batch]:
-    of_files = load_drops(drops, files_of(group))
+    of_files = load_drops(drops, names_of(group))
     for part in group:
         in_part = read_documents(part, counts, rejects)
         for documents in batched(in_part, _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)):
-            rows = np.array([document.key.row for document in documents], np.int64)
+            rows = np.array(rows_of(documents), np.int64)
             batch = [_Batch(part, documents, rows, of_files[part.name].reasons(rows))]
             del documents
             yield batch.pop()
@@ -190,7 +191,7 @@ def _scatter_copies(
     lines = []
     for document, times in zip(batch.documents, copies.tolist(), strict=True):
         lines.append(_line(document) if times else b"")
-    sizes = np.array([document.read_bytes for document in batch.documents], np.int64)
+    sizes = np.array(read_sizes_of(batch.documents), np.int64)
     line_sizes = np.array(list(map(len, lines)), np.int64)
     for copy in range(int(copies.max(initial=0))):
         chosen = np.flatnonzero(copies > copy)
@@ -231,7 +232,12 @@ class GatherLevel:
 
     def divide(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of the next level in a range of this one: first part, and the one after the last."""
-        return [(first, min(first + self.next_width, end)) for first in range(start, end, self.next_width)]
+        starts = range(start, end, self.next_width)
+        return list(pairwise([*starts, end]))
+
+    def outputs(self, folder: Path, first: int) -> tuple[Path, ...]:
+        """Return the files of the range of the next level that begins with part `first`, one of each task."""
+        return tuple(part_path(folder, first, number) for number in range(self.tasks))
 
 
 def plan_levels(files: int, parts: int, line_bytes: int, fan: int) -> list[GatherLevel]:
@@ -270,17 +276,17 @@ def gather(
     Those of a part are part_path(folder, part, i) for i < n. `line_bytes` is the size of all lines.
     """
     levels = plan_levels(len(files), parts, line_bytes, fan)
-    ranges = {(0, parts): tuple(files)}  # first part, and the one after the last → files
+    files_of_ranges = {(0, parts): tuple(files)}  # first part, and the one after the last → files
     for number, level in enumerate(levels):
         target = folder
         if number < len(levels) - 1:
             target = run.work / f"level {number + 1}"
-        run.step(f"gather {number + 1}", _gather_tasks(level, ranges, parts, target, compression))
-        next_ranges = dict[tuple[int, int], tuple[Path, ...]]()
-        for start, end in ranges:
+        run.step(f"gather {number + 1}", _gather_tasks(level, files_of_ranges, parts, target, compression))
+        next_files = dict[tuple[int, int], tuple[Path, ...]]()
+        for start, end in files_of_ranges:
             for first, last in level.divide(start, end):
-                next_ranges[first, last] = tuple(part_path(target, first, i) for i in range(level.tasks))
-        ranges = next_ranges
+                next_files[first, last] = level.outputs(target, first)
+        files_of_ranges = next_files
     return levels[-1].tasks
 
 
@@ -289,7 +295,9 @@ def _gather_tasks(
 ) -> Iterator[Task]:
     for (start, end), files in ranges.items():
         for i in range(level.tasks):
-            outputs = {first: part_path(target, first, i) for first, _ in level.divide(start, end)}
+            outputs = dict[int, Path]()
+            for first, _ in level.divide(start, end):
+                outputs[first] = part_path(target, first, i)
             chosen = FileSet(files[i * level.fan_in : (i + 1) * level.fan_in])
             arguments = {"files": chosen, "parts": parts, "outputs": outputs, "compression": compression}
             yield Task(f"{start}-{i}", gather_rows, arguments, tuple(outputs.values()))

@@ -70,7 +70,7 @@ class MixManifest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def labels(self) -> list[str]:
-        """Return the names of the sources of tokens, in order: those of bands, if the mix has any."""
+        """Return the names of the sources of tokens, in order: the labels of bands, if the mix has any."""
         return sorted({share.label for share in self.bands} or self.weights)
 
     @property

@@ -98,7 +98,7 @@ class BucketFile:
 
     @classmethod
     def open(cls, path: Path, bucket: int | None = None) -> "BucketFile":
-        """Read the table of frames, and keep those of `bucket` if one is given; InputError if the file is damaged."""
+        """Read the table of frames, and keep only those of a given `bucket`; InputError if the file is damaged."""
         with wrap_damage(path), path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(size - _END.size, 0))
@@ -202,7 +202,7 @@ class LineBuffer:
 
 
 class Scatter:
-    """Collects rows, and writes those of each bucket together when the buffer is full: see open_scatter."""
+    """Collects rows, and writes each bucket's rows together when the buffer is full: see open_scatter."""
 
     def __init__(
         self,

@@ -41,6 +41,7 @@ from preprocessing.mixing.shuffle_buckets import (
 )
 
 SPLIT = "split"  # name of the step that makes the parts
+_SORT_KEYS = [("order", "ascending"), ("source", "ascending"), ("line", "ascending")]
 _NUMBER_BYTES = 100  # of a row in memory, without its line
 _OUTPUT_BYTES = 1 << 20  # of lines that are put in order at a time
 _LONG_LINE = 1 << 16  # bytes: one that is written by itself
@@ -60,10 +61,13 @@ def find_limits(run: StageRun, input_dir: Path, manifest: BucketManifest, fracti
     Exactly `fraction` of the source's documents have a number up to it, and at least one of a source with two or more
     (unless `fraction` is 0).
     """
-    numbers: dict[str, list[Path]] = {source: [] for source in manifest.documents}
+    numbers = dict[str, list[Path]]()
+    ranks = dict[str, int]()
+    for source, total in manifest.documents.items():
+        numbers[source] = []
+        ranks[source] = held_out_documents(total, fraction)
     for name, source in manifest.holdout_files.items():
         numbers[source].append(input_dir / name)
-    ranks = {source: held_out_documents(total, fraction) for source, total in manifest.documents.items()}
     return select_kth(run, "limits", numbers, ranks, fan_in)
 
 
@@ -120,19 +124,23 @@ def ordered_rows(
         for row_range in ranges:
             lines.clear()
             rows = _load(row_range, sources, lines)
-            yield rows, pc.sort_indices(rows, [(name, "ascending") for name in ("order", "source", "line")]).to_numpy()
+            yield rows, pc.sort_indices(rows, _SORT_KEYS).to_numpy()
             del rows
 
 
 @dataclass(frozen=True)
-class _Found:
+class _RowRange:
+    """A range of the rows of a part: the rows of `share` in some bucket files."""
+
     files: Sequence[BucketFile]
     share: Share
 
     @property
     def memory(self) -> int:
         """Return the bytes that the numbers of the rows of the part take, about."""
-        rows = sum(sum(frame.rows for frame in file.frames) for file in self.files)
+        rows = 0
+        for file in self.files:
+            rows += sum(frame.rows for frame in file.frames)
         return _NUMBER_BYTES * rows // self.share.parts_a_bucket
 
     def read(self) -> Iterator[pa.RecordBatch]:
@@ -141,9 +149,9 @@ class _Found:
 
 
 @contextmanager
-def _in_ranges(files: Sequence[BucketFile], share: Share, memory: int, output: Path) -> Iterator[Iterator[_Found]]:
+def _in_ranges(files: Sequence[BucketFile], share: Share, memory: int, output: Path) -> Iterator[Iterator[_RowRange]]:
     """Context: the rows of a part in consecutive ranges of their order, whose numbers take less than `memory` bytes."""
-    whole = _Found(files, share)
+    whole = _RowRange(files, share)
     if whole.memory <= memory:
         yield iter([whole])
         return
@@ -161,19 +169,27 @@ def _in_ranges(files: Sequence[BucketFile], share: Share, memory: int, output: P
                     del rows
                     scatter.write_full()
             writer.finish()
-        yield (_Found([BucketFile.open(temporary, i)], Share(share.part, share.parts, i)) for i in range(ranges))
+        yield _ranges_in(temporary, share, ranges)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _load(row_range: _Found, sources: Sequence[str], lines: LineBuffer) -> pa.RecordBatch:
+def _ranges_in(scattered: Path, share: Share, count: int) -> Iterator[_RowRange]:
+    """Yield the ranges of a part, each of which is a bucket of the file that it was scattered to."""
+    for number in range(count):
+        yield _RowRange([BucketFile.open(scattered, number)], Share(share.part, share.parts, number))
+
+
+def _load(row_range: _RowRange, sources: Sequence[str], lines: LineBuffer) -> pa.RecordBatch:
     """Return the rows: their lines, which are in `lines` until its next use, and their numbers.
 
     `source` is the number in `sources`. Each frame is copied and let go.
     """
     sizes = [np.empty(0, np.int64)]
     types = {"order": np.uint64, "holdout": np.uint64, "size": np.int64, "source": np.int32}
-    numbers: dict[str, list[NDArray]] = {name: [np.empty(0, kind)] for name, kind in types.items()}
+    numbers = dict[str, list[NDArray]]()
+    for name, kind in types.items():
+        numbers[name] = [np.empty(0, kind)]
     names = pa.array(sources, pa.string())
     for rows in row_range.read():
         lines.append(line_bytes(rows).data)
@@ -245,7 +261,9 @@ def reject_other_holdout(run: StageRun, train_dir: Path, holdout_dir: Path) -> N
 
     UsageError, as the holdout that is there would be removed; OutputError, as files of others would be replaced.
     """
-    folders = {holdout.parent.parent for _, _, holdout in _written(run)}
+    folders = set[Path]()
+    for _, _, holdout in _written(run):
+        folders.add(holdout.parent.parent)
     for folder in sorted(folders - {holdout_dir}):
         if is_folder(folder):
             raise UsageError(
@@ -273,7 +291,8 @@ def reject_other_parts(run: StageRun, chosen: range, parts: int, chunk_dir: Path
 
 def note_missing_parts(run: StageRun, parts: int) -> None:
     """Print a note if some of the parts are in no chunk yet: their documents are in no train set."""
-    missing = sorted({*range(parts)} - {number for number, _, _ in _written(run)})
+    written = {number for number, _, _ in _written(run)}
+    missing = sorted({*range(parts)} - written)
     if missing:
         print(
             f"note: {len(missing):,} of the {parts:,} parts are in no chunk yet, such as part {missing[0]}: run pass2 "

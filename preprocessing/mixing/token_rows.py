@@ -4,7 +4,7 @@ A row's line is the ids of a document, with those that begin and end it, as the 
 on which the tokenizer fails, or ends the process, has no row.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -55,7 +55,7 @@ _IS_LOSSY = 2
 
 
 class EncodedGroup(msgspec.Struct):
-    """What a task encoded: bytes of all rows, and the documents that have none.
+    """Result of a task that encodes: bytes of all rows, and the documents that have none.
 
     `differed` says where gigatoken and tokenizers did not agree.
     """
@@ -120,19 +120,17 @@ class _RowEncoder:
         failed_before = len(self._encoder.failed)
         done = 0
         for batch in batched(documents, size=_BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
-            for is_long, some in groupby(batch, lambda document: len(document.text) > LONG_TEXT):
-                for documents_together in [[one] for one in some] if is_long else [list(some)]:
-                    chosen = slice(done, done + len(documents_together))
-                    _reject_changed(part, documents_together, decided, chosen)
-                    rows = _Rows(part, documents_together, decided, chosen, self._flags(documents_together))
-                    if is_long:
-                        self._add_long(scatter, rows)
-                    else:
-                        self._add_short(scatter, rows)
-                    note_place(part.label, rows.documents[0].key.row)  # about there, whatever ends the process now
-                    done = chosen.stop
-                    del documents_together, rows
-                del some
+            for documents_together, is_long in _encoded_together(batch):
+                chosen = slice(done, done + len(documents_together))
+                _reject_changed(part, documents_together, decided, chosen)
+                rows = _Rows(part, documents_together, decided, chosen, self._flags(documents_together))
+                if is_long:
+                    self._add_long(scatter, rows)
+                else:
+                    self._add_short(scatter, rows)
+                note_place(part.label, rows.documents[0].key.row)  # about there, whatever ends the process now
+                done = chosen.stop
+                del documents_together, rows
             del batch  # a large document is gone before its frame is written, and the next is read
             scatter.write_full()
         note_no_place()
@@ -154,7 +152,7 @@ class _RowEncoder:
         data = np.ascontiguousarray(encoded.ids, self._dtype).data.cast("B")
         ends = (encoded.offsets * self._dtype.itemsize).tolist()
         sizes = np.diff(encoded.offsets) * self._dtype.itemsize
-        for copy in range(rows.most_copies):
+        for copy in range(rows.max_copies):
             chosen = np.flatnonzero(rows.copies > copy)
             numbers = rows.numbers(copy, chosen, self._seed)
             if len(chosen) == len(rows.documents):
@@ -168,7 +166,7 @@ class _RowEncoder:
         reason = self._encoder.death(document)
         if reason:
             rows.leave_out(0, reason, self._counts)
-        for copy in range(rows.most_copies):
+        for copy in range(rows.max_copies):
             parts = self._encoder.encode_parts(document)
             pieces = (np.ascontiguousarray(ids, self._dtype).data.cast("B") for ids in parts)
             try:
@@ -178,6 +176,16 @@ class _RowEncoder:
                     raise  # there are rows of it
                 rows.leave_out(0, self._encoder.leave_out(document, error), self._counts)
                 break
+
+
+def _encoded_together(batch: Sequence[Document]) -> Iterator[tuple[list[Document], bool]]:
+    """Yield runs of documents that are encoded together, and whether one is a long document, which is alone."""
+    for is_long, documents in groupby(batch, lambda document: len(document.text) > LONG_TEXT):
+        if not is_long:
+            yield list(documents), False
+            continue
+        for document in documents:
+            yield [document], True
 
 
 def _read_ids(part: Slice, failed: Sequence[FailedDocument]) -> None:
@@ -221,7 +229,7 @@ class _Rows:
         self._flags = flags | np.where(is_held_out, _IS_HELD_OUT, 0).astype(np.uint64)
 
     @property
-    def most_copies(self) -> int:
+    def max_copies(self) -> int:
         return int(self.copies.max(initial=0))
 
     @property
@@ -238,15 +246,16 @@ class _Rows:
         self.copies[number] = 0
 
     def numbers(self, copy: int, chosen: NDArray[np.int64], seed: int) -> pa.RecordBatch:
-        """Return the numbers (NUMBERS) of a copy of the `chosen` documents: the same as of pass 1."""
+        """Return the numbers (NUMBERS) of a copy of the `chosen` documents, as pass 1 gives them."""
         name = self._part.name
         rows = self._rows[chosen]
+        labels = [label_of(self._part.source, band) for band in self._bands[chosen].tolist()]
         columns = [
             random_numbers(seed, f"part {copy}", name, rows),
             random_numbers(seed, f"order {copy}", name, rows),
             self._flags[chosen],
             self._sizes[chosen],
-            [label_of(self._part.source, band) for band in self._bands[chosen].tolist()],
+            labels,
         ]
         return pa.record_batch(columns, schema=NUMBERS)
 

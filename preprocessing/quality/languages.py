@@ -91,7 +91,7 @@ class Languages:
             return None, label, score
         return language, language.name, score
 
-    def least_score(self, language: Language) -> float:
+    def min_score_for(self, language: Language) -> float:
         """Return the probability that a document in a language must have."""
         if isinstance(self.min_score, str):
             return language.number(self.min_score)

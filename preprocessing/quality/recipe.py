@@ -126,7 +126,7 @@ class Recipe:
         if self.languages is None:
             return self.steps, None, "", 1.0
         language, name, score = self.languages.find(text, label, score)
-        if language is None or score < self.languages.least_score(language):
+        if language is None or score < self.languages.min_score_for(language):
             return None, None, name, score
         return _steps_of(self.steps, language.name, self.languages), self.languages.stop_hashes(language), name, score
 
@@ -160,7 +160,10 @@ class Recipe:
     @property
     def lists(self) -> Lists:
         """Return the files of lists, by rule."""
-        paths = {step.name: step.path for step in self.steps if isinstance(step, WordList | UrlList)}
+        paths = dict[str, Path]()
+        for step in self.steps:
+            if isinstance(step, WordList | UrlList):
+                paths[step.name] = step.path
         if self.languages:
             paths[LANGUAGES] = self.languages.path
         return paths
@@ -359,19 +362,23 @@ def _check_list(recipe: str, key: str, path: Path) -> None:
         entries = read_list(path)
     except UsageError as error:
         raise UsageError(f"recipe {recipe}: {key}.file: {error}") from error
-    several = sorted(entry for entry in entries if len(entry.split()) > 1)
-    if several:
-        raise UsageError(f"recipe {recipe}: {key}.file: expected one word an entry in {path}, got {several[0]!r}")
+    for entry in sorted(entries):
+        if len(entry.split()) > 1:
+            raise UsageError(f"recipe {recipe}: {key}.file: expected one word an entry in {path}, got {entry!r}")
 
 
 def _bounds(recipe: str, key: str, value: Mapping[str, Any], languages: Languages | None = None) -> Bounds:
     largest = math.inf if key in UNBOUNDED else 1.0
     _reject_others(recipe, key, value, ("min", "max"))
-    named = {name: column for name, column in value.items() if isinstance(column, str) and languages}
-    if languages and named:
-        for name, column in named.items():
-            _check_column(recipe, f"{key}.{name}", column, languages, int | float)
-        rest = {name: number for name, number in value.items() if name not in named}
+    named = dict[str, str]()  # columns of the table of languages
+    rest = dict[str, Any]()
+    for name, given in value.items():
+        if isinstance(given, str) and languages:
+            _check_column(recipe, f"{key}.{name}", given, languages, int | float)
+            named[name] = given
+        else:
+            rest[name] = given
+    if named:
         fixed = Bounds(key)
         if rest:
             fixed = _bounds(recipe, key, rest)
@@ -389,7 +396,9 @@ def _bounds(recipe: str, key: str, value: Mapping[str, Any], languages: Language
 
 
 def _rewrite(recipe: str, key: str, value: Mapping[str, Any]) -> LineRules | PersonalRules:
-    kinds: dict[str, type] = {rule.name: type(rule.default) for rule in fields(_REWRITES[_base(key)])}
+    kinds = dict[str, type]()
+    for rule in fields(_REWRITES[_base(key)]):
+        kinds[rule.name] = type(rule.default)
     for name, given in value.items():
         if name not in kinds:
             raise UsageError(f"recipe {recipe}: {key}: unknown rule {name!r}; {one_of(name, list(kinds))}")

@@ -50,7 +50,8 @@ def read_classifier(given: str, label: str) -> ClassifierFiles:
         str(architectures[0]).endswith(_ARCHITECTURE),
         f"{folder}: expected a model for sequence classification, got {architectures[0]}",
     )
-    files = tuple(sorted(path for path in folder.iterdir() if path.suffix in _READ and path.is_file()))
+    read = [path for path in folder.iterdir() if path.suffix in _READ and path.is_file()]
+    files = tuple(sorted(read))
     require(
         any(path.suffix == _WEIGHTS for path in files),
         f"{folder}: expected weights as {_WEIGHTS}, and there are none; try saving the model with save_pretrained",
@@ -95,8 +96,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _find_output(folder: Path, config: dict[str, Any], label: str) -> int:
     """Return the place of a label among the outputs, or -1 for a model of one output."""
-    named = config.get("id2label") or {str(number): f"LABEL_{number}" for number in range(config.get("num_labels", 2))}
-    labels = {str(name): int(number) for number, name in named.items()}
+    labels = dict[str, int]()
+    for number, name in (config.get("id2label") or {}).items():
+        labels[str(name)] = int(number)
+    if not labels:
+        for number in range(config.get("num_labels", 2)):
+            labels[f"LABEL_{number}"] = number
     if len(labels) == 1:
         require(label in ("", *labels), f"{folder}: label {label!r} has no effect with a model of one output")
         return -1

@@ -1,4 +1,4 @@
-"""What a fastText model's file says of itself: its kind, its sizes, its labels, and whether it is whole.
+"""Read the header of a fastText model's file: its kind, its sizes, its labels, and whether it is whole.
 
 The file is little-endian: a magic number, a version, 12 arguments as int32 and one as float64; then the dictionary:
 entries, words, labels as int32, tokens and pruned entries as int64, and for each entry, words first, its text and a

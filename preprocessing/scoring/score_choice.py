@@ -1,4 +1,4 @@
-"""Which documents a score keeps, and how often: from a limit, by bands with weights, or by chance along a curve."""
+"""Documents that a score keeps, and how often: from a limit, by bands with weights, or by chance along a curve."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which documents a score keeps: those from `min` to `max`, or from a `quantile` of a source or, `of_all`, of all.
+    """Documents that a score keeps: those from `min` to `max`, or from a `quantile` of a source or, `of_all`, of all.
 
     Or by chance, the chance being that of the score on the curve `keep`: points of score and chance, straight between
     them. Or all but those of `bands`, the lowest first, that have no weight. `fact` is the score's name in the facts,
@@ -61,8 +61,13 @@ class Choice:
     @property
     def quantiles(self) -> tuple[float, ...]:
         """Return the quantiles that limits are looked for at."""
-        given = [self.quantile, *(band.quantile for band in self.bands)]
-        return tuple(quantile for quantile in given if quantile is not None)
+        quantiles = list[float]()
+        if self.quantile is not None:
+            quantiles.append(self.quantile)
+        for band in self.bands:
+            if band.quantile is not None:
+                quantiles.append(band.quantile)
+        return tuple(quantiles)
 
     def group(self, source: str) -> str:
         """Return the group whose quantile decides on documents of a source."""
@@ -82,7 +87,9 @@ class Cuts:
     """The limits that quantiles give."""
 
     def __init__(self, cuts: Sequence[Cut]) -> None:
-        self._limits = {(cut.name, cut.group, cut.quantile): cut.limit for cut in cuts}
+        self._limits = dict[tuple[str, str, float], float]()  # by name, group and quantile
+        for cut in cuts:
+            self._limits[cut.name, cut.group, cut.quantile] = cut.limit
 
     def limit(self, choice: Choice, source: str) -> float:
         """Return below which score documents of a source go: of the lowest band with a weight, if there are bands."""
@@ -139,11 +146,13 @@ class ScoreBands(msgspec.Struct, frozen=True):
         """Return the bands of a choice, and of an ensemble the `ranks` that it is made of."""
         names = tuple(band.name for band in choice.bands)
         weights = tuple(band.weight for band in choice.bands)
-        limits = {source: tuple(cuts.band_limits(choice, source)) for source in sources}
-        of_sources = dict[str, GroupRanks]()
-        if choice.members and ranks:
-            of_sources = {source: ranks.groups[choice.group(source)] for source in sources}
-        return cls(choice.name, choice.facts, names, weights, limits, of_sources)
+        limits = dict[str, tuple[float, ...]]()
+        ranks_of_sources = dict[str, GroupRanks]()
+        for source in sources:
+            limits[source] = tuple(cuts.band_limits(choice, source))
+            if choice.members and ranks:
+                ranks_of_sources[source] = ranks.groups[choice.group(source)]
+        return cls(choice.name, choice.facts, names, weights, limits, ranks_of_sources)
 
     @classmethod
     def read(cls, path: Path) -> "ScoreBands":
@@ -173,41 +182,63 @@ class ScoreBands(msgspec.Struct, frozen=True):
 def check_choice(table: str, bands: Mapping[str, "BandTable"], keep: Sequence[tuple[float, float]]) -> None:
     """Raise UsageError for bands or a curve of a table, as messages name it, that cannot be."""
     if bands:
-        limits = [band.min for band in bands.values() if band.min is not None]
-        quantiles = [band.quantile for band in bands.values() if band.quantile is not None]
-        require(
-            not (limits and quantiles) and len(set(limits + quantiles)) == len(bands) - 1 >= 1,
-            f"{table}: expected two bands or more, one without a limit and the others each with another min, or each "
-            f"with another quantile, got {', '.join(bands)}; such as high = {{quantile = 0.9}}, low = {{}}",
-        )
-        require(all(map(isfinite, limits)), f"{table}: expected a finite min of each band")
-        require(all(0 < quantile < 1 for quantile in quantiles), f"{table}: expected quantiles between 0 and 1")
-        weights = [band.weight for band in bands.values()]
-        require(
-            all(0 <= weight <= _MAX_WEIGHT for weight in weights) and any(weights),
-            f"{table}: expected weights of bands from 0 to {_MAX_WEIGHT:,}, one of them above 0",
-        )
+        _check_bands(table, bands)
     if keep:
-        scores = [score for score, _ in keep]
-        require(
-            len(keep) >= 2 and all(map(isfinite, scores)) and sorted(set(scores)) == scores,
-            f"{table}: keep: expected two points or more of ascending scores, such as [[0.2, 0.0], [0.8, 1.0]]",
-        )
-        require(
-            all(0 <= chance <= 1 for _, chance in keep),
-            f"{table}: keep: expected chances from 0 to 1, the second number of each point",
-        )
+        _check_curve(table, keep)
+
+
+def _check_bands(table: str, bands: Mapping[str, "BandTable"]) -> None:
+    limits = list[float]()
+    quantiles = list[float]()
+    weights = list[float]()
+    for band in bands.values():
+        weights.append(band.weight)
+        if band.min is not None:
+            limits.append(band.min)
+        if band.quantile is not None:
+            quantiles.append(band.quantile)
+    require(
+        not (limits and quantiles) and len(set(limits + quantiles)) == len(bands) - 1 >= 1,
+        f"{table}: expected two bands or more, one without a limit and the others each with another min, or each "
+        f"with another quantile, got {', '.join(bands)}; such as high = {{quantile = 0.9}}, low = {{}}",
+    )
+    require(all(map(isfinite, limits)), f"{table}: expected a finite min of each band")
+    require(all(0 < quantile < 1 for quantile in quantiles), f"{table}: expected quantiles between 0 and 1")
+    are_weights = all(0 <= weight <= _MAX_WEIGHT for weight in weights)
+    require(
+        are_weights and any(weights),
+        f"{table}: expected weights of bands from 0 to {_MAX_WEIGHT:,}, one of them above 0",
+    )
+
+
+def _check_curve(table: str, points: Sequence[tuple[float, float]]) -> None:
+    scores, chances = zip(*points, strict=True)
+    require(
+        len(points) >= 2 and all(map(isfinite, scores)) and sorted(set(scores)) == list(scores),
+        f"{table}: keep: expected two points or more of ascending scores, such as [[0.2, 0.0], [0.8, 1.0]]",
+    )
+    require(
+        all(0 <= chance <= 1 for chance in chances),
+        f"{table}: keep: expected chances from 0 to 1, the second number of each point",
+    )
 
 
 def parse_bands(tables: Mapping[str, "BandTable"]) -> tuple[Band, ...]:
     """Return the bands of a table, the lowest first."""
-    bands = [Band(name, table.weight, table.min, table.quantile) for name, table in tables.items()]
+    bands = list[Band]()
+    for name, table in tables.items():
+        bands.append(Band(name, table.weight, table.min, table.quantile))
+    bands.sort(key=_limit_of)
+    return tuple(bands)
 
-    def limit(band: Band) -> float:
-        limits = [value for value in (band.min, band.quantile) if value is not None]
-        return limits[0] if limits else -np.inf
 
-    return tuple(sorted(bands, key=limit))
+def _limit_of(band: Band) -> float:
+    """Return the min or the quantile of a band; the lowest number if it has neither."""
+    if band.min is not None:
+        return band.min
+    if band.quantile is not None:
+        return band.quantile
+    return -np.inf
 
 
 class BandTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -81,7 +81,7 @@ class ScoreSums(msgspec.Struct):
         self._merge_bins(width, list(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
     def add_near(self, limit: float, scores: NDArray[np.float32], file: str, rows: NDArray[np.int64]) -> None:
-        """Add documents of a file to those next to the limit."""
+        """Add documents of a file to the documents next to the limit."""
         self.limit = limit
         distances = scores.astype(np.float64) - limit
         for is_kept in (False, True):
@@ -137,7 +137,10 @@ def join_sums(parts: Iterable[ScoreSums]) -> dict[str, dict[str, ScoreSums]]:
     for part in parts:
         of_score = joined.setdefault(part.score, {})
         of_score.setdefault(part.source, ScoreSums(part.score, part.source)).merge(part)
-    return {score: dict(sorted(sources.items())) for score, sources in joined.items()}
+    in_order = dict[str, dict[str, ScoreSums]]()
+    for score, sources in joined.items():
+        in_order[score] = dict(sorted(sources.items()))
+    return in_order
 
 
 def sum_up(sources: Iterable[ScoreSums]) -> ScoreSums:

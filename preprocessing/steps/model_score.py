@@ -92,10 +92,20 @@ class ScoreOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         require(not (self.function and self.label), f"{table}: label has no effect on a function; leave it out")
         require(not (self.measure and self.label), f"{table}: label has no effect on a measure; leave it out")
         require(self.max_tokens > 0, f"{table}: max_tokens {self.max_tokens}: expected 1 or more")
-        limits = {name: limit for name, limit in (("min", self.min), ("max", self.max)) if limit is not None}
-        ways = {" and ".join(limits): bool(limits), "quantile": self.quantile is not None}
-        ways |= {"bands": bool(self.bands), "keep": bool(self.keep)}
-        chosen = [name for name, is_chosen in ways.items() if is_chosen]
+        limits = dict[str, float]()
+        if self.min is not None:
+            limits["min"] = self.min
+        if self.max is not None:
+            limits["max"] = self.max
+        chosen = list[str]()
+        if limits:
+            chosen.append(" and ".join(limits))
+        if self.quantile is not None:
+            chosen.append("quantile")
+        if self.bands:
+            chosen.append("bands")
+        if self.keep:
+            chosen.append("keep")
         require(
             len(chosen) < 2,
             f"{table}: expected min and max, quantile, bands or keep, got {' and '.join(chosen)}; leave one out, or "
@@ -132,18 +142,25 @@ def score_steps(scores: Mapping[str, ScoreOptions]) -> list[ModelScore]:
             steps.append(score_step(name, options))
             continue
         options.check(name)
+        after = set[After]()
+        described = list[str]()
         for member in options.mean_of:
-            is_score = member in scores and not scores[member].mean_of
-            expected = ", ".join(other for other, table in scores.items() if not table.mean_of)
-            require(is_score, f"[scores.{name}]: mean_of: expected tables of scores ({expected}), got {member!r}")
-        places = {scores[member].after for member in options.mean_of}
+            if member not in scores or scores[member].mean_of:
+                expected = ", ".join(other for other, table in scores.items() if not table.mean_of)
+                raise UsageError(f"[scores.{name}]: mean_of: expected tables of scores ({expected}), got {member!r}")
+            after.add(scores[member].after)
+            described.append(f"{member} after {scores[member].after}")
         require(
-            len(places) == 1,
+            len(after) == 1,
             f"[scores.{name}]: mean_of: expected scores after rules, or scores after copies, got "
-            f"{' and '.join(f'{member} after {scores[member].after}' for member in options.mean_of)}; try "
-            "after = 'copies' in all of their tables",
+            f"{' and '.join(described)}; try after = 'copies' in all of their tables",
         )
     return steps
+
+
+def have_bands(scores: Mapping[str, ScoreOptions]) -> bool:
+    """Return whether a table has bands."""
+    return any(options.bands for options in scores.values())
 
 
 def tables_after(place: After, scores: Mapping[str, ScoreOptions]) -> dict[str, ScoreOptions]:

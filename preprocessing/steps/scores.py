@@ -1,4 +1,4 @@
-"""What all scores of documents are: a step that notes one number of each text as a fact.
+"""Base of all scores of documents: a step that notes one number of each text as a fact.
 
 A score is a fact, float32, whose name has the model's version: edu@3f9c2a1b. Choosing by it is another stage's matter
 (preprocessing/from_facts/low_scores.py), so that a new limit reads no text.

@@ -9,7 +9,7 @@ from gristmill.steps import TOKENS, Batch, DocumentStep, Outcome
 
 @dataclass(frozen=True)
 class TokenCount(DocumentStep):
-    """Note how many tokens a text has, without those that begin and end documents."""
+    """Note how many tokens a text has, without tokens that begin and end documents."""
 
     name = "token count"
     removes = False

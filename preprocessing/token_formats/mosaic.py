@@ -124,10 +124,13 @@ def read_mosaic(file: TokenFile) -> Iterator[Chunk]:
         raise InputError(f"{file.path} is damaged: expected samples that follow each other; {AGAIN}")
     bounds = offsets.tolist()
     for first in range(0, count, _ROWS):
-        rows = range(first, min(first + _ROWS, count))
-        lists = [_ids(file.path, data[bounds[row] : bounds[row + 1]], column) for row in rows]
-        ends = np.cumsum([len(ids) for ids in lists], dtype=np.int64)
-        yield Chunk(np.concatenate(lists), ends)
+        lists = list[NDArray[np.integer]]()
+        lengths = list[int]()
+        for row in range(first, min(first + _ROWS, count)):
+            ids = _ids(file.path, data[bounds[row] : bounds[row + 1]], column)
+            lists.append(ids)
+            lengths.append(len(ids))
+        yield Chunk(np.concatenate(lists), np.cumsum(lengths, dtype=np.int64))
 
 
 def _ids(path: Path, sample: bytes, column: MosaicColumn) -> NDArray[np.integer]:

@@ -132,7 +132,7 @@ def _require_known(ids: np.ndarray, file: TokenFile, vocab_size: int) -> None:
 
 
 def _count(source: str, tally: DocumentTally, dtype: np.dtype, report: ImportReport, counts: Counts) -> None:
-    """Add the documents of a file to the report and to the counts, whose bytes are those of the ids."""
+    """Add the documents of a file to the report and to the counts, whose bytes are the bytes of the ids."""
     documents = len(tally.lengths)
     tokens = int(tally.lengths.sum(dtype=np.int64))
     for record in (report.shard, report.sources.setdefault(source, SourceRecord())):

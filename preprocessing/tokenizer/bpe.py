@@ -35,7 +35,7 @@ _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # key of a free slot of the hash table
 _NO_RANK = np.int32(0x7FFFFFFF)
 MARGIN = 24  # bytes after the last text, and ids after its last, that may be read or written over
 _LONGEST = 24  # bytes of a word that is cached
-_MOST_IDS = 8  # ids of a word that is cached
+_MAX_IDS = 8  # ids of a word that is cached
 _SIZES = 3  # column of WordCache.rows with the sizes
 _IDS = 8  # column of WordCache.ids with the first id
 _CUT = 1 << 12  # bytes that are cut into words together: the ends of these words stay in the L1 cache
@@ -140,7 +140,7 @@ def encode_texts(
                         count = np.int64(rows[row, _SIZES] & _COUNT)
                         n = _append(cached_ids[row, _IDS:], count, ids, n, first, unknown)
                     else:
-                        for i in range(_MOST_IDS):  # all, as a copy of a fixed size is faster
+                        for i in range(_MAX_IDS):  # all, as a copy of a fixed size is faster
                             ids[n + i] = cached_ids[row, _IDS + i]
                         n += np.int64(rows[row, _SIZES] & _COUNT)
                 at = end
@@ -220,7 +220,7 @@ def _is_in_row(rows, row, first_eight, second_eight, third_eight, size):  # type
 def _store(cache, row, first_eight, second_eight, third_eight, size, count):  # type: ignore[no-untyped-def]
     """Store a word and its `count` ids (in scratch), unless they are too many; the word of the second row goes."""
     rows = cache.rows
-    if count > _MOST_IDS:
+    if count > _MAX_IDS:
         return
     for j in range(8):
         rows[row + 1, j] = rows[row, j]

@@ -48,17 +48,24 @@ def special_tokens(model: AnyTokenizer) -> dict[str, str]:
     """Return the tokens that a chat template may name, of a tokenizer without a tokenizer_config.json."""
     ids = {"bos_token": model.special({}, "bos"), "eos_token": model.special({}, "eos")}
     if isinstance(model, JsonTokenizer):
-        return {name: str(model.model.id_to_token(piece)) for name, piece in ids.items() if piece >= 0}
-    processor = model.model
-    ids |= {"pad_token": processor.pad_id(), "unk_token": processor.unk_id()}
-    return {name: processor.id_to_piece(piece) for name, piece in ids.items() if piece >= 0}
+        token_of = model.model.id_to_token
+    else:
+        token_of = model.model.id_to_piece
+        ids |= {"pad_token": model.model.pad_id(), "unk_token": model.model.unk_id()}
+    tokens = dict[str, str]()
+    for name, piece in ids.items():
+        if piece >= 0:
+            tokens[name] = str(token_of(piece))
+    return tokens
 
 
 def _encode(model: JsonTokenizer, text: str) -> TextTokens:
     encoding = model.model.encode(text, add_special_tokens=False)
-    starts = [start for start, _ in encoding.offsets]
-    ends = [end for _, end in encoding.offsets]
-    return TextTokens(list(encoding.ids), starts, ends)
+    tokens = TextTokens(list(encoding.ids), [], [])
+    for start, end in encoding.offsets:
+        tokens.starts.append(start)
+        tokens.ends.append(end)
+    return tokens
 
 
 def _encode_sentencepiece(model: SentencePieceTokenizer, text: str) -> TextTokens:
@@ -93,6 +100,9 @@ def _cut_at_control_tokens(model: SentencePieceTokenizer, text: str) -> Iterator
 def _control_tokens(model: SentencePieceTokenizer) -> tuple[dict[str, int], re.Pattern[str]]:
     """Return the ids of the control tokens, and a pattern that finds them, the longest first."""
     processor = model.model
-    control = {processor.id_to_piece(piece): piece for piece in range(model.vocab_size) if processor.is_control(piece)}
+    control = dict[str, int]()
+    for piece in range(model.vocab_size):
+        if processor.is_control(piece):
+            control[processor.id_to_piece(piece)] = piece
     longest_first = sorted(control, key=len, reverse=True)
     return control, re.compile(f"({'|'.join(map(re.escape, longest_first))})")

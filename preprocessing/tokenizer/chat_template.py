@@ -69,8 +69,7 @@ class TemplateSource:
             return cls(read_file(file).decode(errors="replace"), tokens, file.name)
         stored = config.get("chat_template")
         if isinstance(stored, list):  # several, by name
-            named = {item.get("name"): item.get("template") for item in stored if isinstance(item, dict)}
-            stored = named.get("default")
+            stored = _default_of(stored)
         if not isinstance(stored, str):
             raise UsageError(
                 f"{tokenizer.parent} has no chat template; expected {CHAT_TEMPLATE}, or chat_template in "
@@ -143,11 +142,13 @@ class ChatTemplate:
 
     def apply(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> ChatText:
         """Return the text of a chat, with what the assistant says. Raises ChatError."""
-        if not any(message.get("role") == ASSISTANT for message in messages):
+        of_assistant = [message for message in messages if message.get("role") == ASSISTANT]
+        if not of_assistant:
             raise ChatError("the assistant has no message")
-        if any(_BEGIN in str(message) or _END in str(message) for message in messages):
+        whole_chat = "".join(map(str, messages))
+        if _BEGIN in whole_chat or _END in whole_chat:
             raise ChatError("it has characters of private use (U+E0F0, U+E0F1)")
-        if any(message.get("role") == ASSISTANT and not _says_something(message) for message in messages):
+        if not all(map(_says_something, of_assistant)):
             raise ChatError("a message of the assistant is empty")
         whole = self._render(messages, False, tools)
         self._reject_python(messages, tools, whole)
@@ -225,6 +226,15 @@ def _marked(text: str) -> ChatText:
             spans.append((len(plain), len(plain) + len(said)))
         plain += said + rest
     return ChatText(plain, spans)
+
+
+def _default_of(templates: Sequence[Any]) -> Any:
+    """Return the template named default of several with names; None without one."""
+    template: Any = None
+    for item in templates:
+        if isinstance(item, dict) and item.get("name") == "default":
+            template = item.get("template")
+    return template
 
 
 def _special_tokens(tokenizer: Path, config: Mapping[str, Any]) -> dict[str, str]:

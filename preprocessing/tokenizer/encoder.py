@@ -88,7 +88,7 @@ class Encoder:
         for i in with_symbol:
             normalized[i] = ""
         ids, offsets = self._merge(normalized, -1)
-        parts = [ids[offsets[i] : offsets[i + 1]] for i in range(len(texts))]
+        parts = _split_by_text(ids, offsets)
         encoded = self._encode_with_sentencepiece([texts[i] for i in with_symbol])
         for i, part in zip(with_symbol, encoded, strict=True):
             parts[i] = part
@@ -158,17 +158,28 @@ class Encoder:
         """Return whether SentencePiece gives other ids for texts made of a sample of its pieces."""
         pieces = vocabulary.of_type(PieceType.NORMAL)
         some = pieces[:: len(pieces) // _PROBE_PIECES + 1]
-        texts = ["".join(some[i::97] + some[i::89]) for i in range(89)]
+        texts = _mixed_texts(some)
         ids, offsets = self.encode(texts)
-        parts = [ids[offsets[i] : offsets[i + 1]] for i in range(len(texts))]
         theirs = self._encode_with_sentencepiece(texts)
-        return not all(map(np.array_equal, parts, theirs))
+        return not all(map(np.array_equal, _split_by_text(ids, offsets), theirs))
+
+
+def _mixed_texts(words: Sequence[str]) -> list[str]:
+    """Return 89 texts that have each word twice, before and after others."""
+    return ["".join([*words[i::97], *words[i::89]]) for i in range(89)]
+
+
+def _split_by_text(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[NDArray[np.int32]]:
+    """Split the ids of all texts into one array per text."""
+    return [ids[start:end] for start, end in pairwise(offsets.tolist())]
 
 
 def _fallback_reason(vocabulary: Vocabulary) -> str:
     """Return the reason that words of this model cannot be encoded separately; empty if they can."""
     normal = set(vocabulary.of_type(PieceType.NORMAL))
-    reserved = [piece for piece_type in _RESERVED for piece in vocabulary.of_type(piece_type)]
+    reserved = list[str]()
+    for piece_type in _RESERVED:
+        reserved += vocabulary.of_type(piece_type)
     if vocabulary.model_type != ModelType.BPE:
         return "only BPE models can be encoded word by word"
     if not vocabulary.escape_whitespaces:
@@ -181,17 +192,20 @@ def _fallback_reason(vocabulary: Vocabulary) -> str:
 
 
 def _build_merges(vocabulary: Vocabulary, ids: dict[str, int], bigrams: set[str]) -> Merges:
-    """The vocabulary as tables for the compiled functions, given the ids of pieces and the pairs of letters in them."""
+    """Return a vocabulary as tables for compiled functions, given ids of pieces and the pairs of letters in them."""
     symbols = np.invert(np.arange(0x110000, dtype=np.int32))
     for piece, i in ids.items():
         if len(piece) == 1:
             symbols[ord(piece)] = i
+    pairs_of_letters = np.array([[*map(ord, pair)] for pair in sorted(bigrams)], np.int64).reshape(-1, 2)
     scores = np.array(vocabulary.scores, np.float32)
+    bytes_in_order = sorted(vocabulary.of_type(PieceType.BYTE))
+    ids_of_bytes = list(map(vocabulary.pieces.index, bytes_in_order))
     return Merges(
         symbols,
-        *bigram_tables(np.array([[*map(ord, pair)] for pair in sorted(bigrams)], np.int64).reshape(-1, 2)),
+        *bigram_tables(pairs_of_letters),
         merge_table(*_pairs(ids), scores),
-        np.array([vocabulary.pieces.index(piece) for piece in sorted(vocabulary.of_type(PieceType.BYTE))], np.int32),
+        np.array(ids_of_bytes, np.int32),
         vocabulary.types.index(PieceType.UNKNOWN),
     )
 

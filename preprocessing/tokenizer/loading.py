@@ -21,7 +21,7 @@ from gristmill.io.tokenizer_file import AnyTokenizer, JsonTokenizer, SentencePie
 from gristmill.text import utf8_size
 
 Done = TypeVar("Done")
-_MOST_COMPARED = 1 << 14  # characters of a text that tokenizers encodes, too, for comparison
+_MAX_COMPARED = 1 << 14  # characters of a text that tokenizers encodes, too, for comparison
 _FAST_MEMORY = 44  # bytes for a byte of UTF-8: gigatoken takes 3 to 41
 _SLOW_MEMORY = 270  # bytes for a byte of UTF-8: tokenizers takes 125 to 253
 _PROBE_TOKENS = 4000
@@ -93,7 +93,7 @@ class JsonEncoder:
         if self.fallback:
             return _join([self._tokenizer.encode(text) for text in texts])
         ids, offsets = self._encode_fast(texts)
-        short = [i for i, text in enumerate(texts) if len(text) <= _MOST_COMPARED]
+        short = [i for i, text in enumerate(texts) if len(text) <= _MAX_COMPARED]
         if short:
             at = short[len(ids) % len(short)]
             self._compare([texts[at]], ids[offsets[at] : offsets[at + 1]], offsets[at : at + 2] - offsets[at])
@@ -110,7 +110,9 @@ class JsonEncoder:
             ours = ids[offsets[i] : offsets[i + 1]]
             theirs = self._tokenizer.encode(text)
             if not np.array_equal(ours, theirs):
-                at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs))
+                at = 0
+                while at < min(len(ours), len(theirs)) and ours[at] == theirs[at]:
+                    at += 1
                 raise EnginesDifferError(f"other ids from token {at} on of a text that begins {text[:40]!r}")
 
     def _probes(self) -> list[str]:
@@ -130,7 +132,8 @@ class JsonEncoder:
 def undone_flags(content: dict[str, Any]) -> str:
     """Return what a tokenizer.json declares of its added tokens that gigatoken does not do; empty if it does all."""
     added = content.get("added_tokens") or []
-    has_space_outside = any(token["content"] != token["content"].strip() for token in added)
+    contents = [token["content"] for token in added]
+    has_space_outside = any(content != content.strip() for content in contents)
     for token in added:
         shown = f"the added token {token['content']!r}"
         if token.get("single_word"):
@@ -180,12 +183,12 @@ def new_encoder(path: Path) -> tuple[AnyTokenizer, "Encoder | JsonEncoder"]:
 
 
 def count_tokens(tokenizer: Path, texts: Sequence[str]) -> int:
-    """Return the tokens of texts, without those that begin and end documents. Raises UsageError as load_encoder."""
+    """Return the number of tokens of all texts, but for ends of documents. Raises UsageError as load_encoder."""
     return sum(count_tokens_of_each(tokenizer, texts))
 
 
 def count_tokens_of_each(tokenizer: Path, texts: Sequence[str]) -> list[int]:
-    """Return the number of tokens of each text, without those that begin and end documents."""
+    """Return the number of tokens of each text, without tokens that begin and end documents."""
     encoder = load_encoder(tokenizer)[1]
     short = [text for text in texts if len(text) <= LONG_TEXT]
 

@@ -1,6 +1,6 @@
 """SafeEncoder: ids of documents, without those on which the tokenizer fails, or on which it ended a worker process."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -180,11 +180,14 @@ class SafeEncoder:
 
     def _deaths(self, documents: Sequence[ReadDocument]) -> dict[int, str]:
         """Return how workers died, by the numbers of the documents that they died on."""
-        deaths = {label: rows_of_deaths(label) for label in {read.part.label for read in documents}}
+        deaths = dict[str, Mapping[int, str]]()  # by slice and row
         dead = dict[int, str]()
         for number, read in enumerate(documents):
-            if read.row in deaths[read.part.label]:
-                dead[number] = deaths[read.part.label][read.row]
+            label = read.part.label
+            if label not in deaths:
+                deaths[label] = rows_of_deaths(label)
+            if read.row in deaths[label]:
+                dead[number] = deaths[label][read.row]
         return dead
 
     def _try_alone(self, documents: Sequence[ReadDocument], dead: dict[int, str]) -> None:

@@ -21,8 +21,8 @@ from gristmill.io.token_shards import (
     ShardRecord,
     SourceRecord,
     TokenizerRecord,
+    shard_files,
     token_dtype,
-    with_suffix,
 )
 from gristmill.io.tokenizer_companions import CHAT_TEMPLATE, COMPANIONS, companions_of, copies_in, read_config
 from gristmill.io.tokenizer_file import (
@@ -69,8 +69,10 @@ class ShardReport(msgspec.Struct):
 def find_usable_tokenizer(tokenizer: Path, folders: Sequence[Path]) -> Path:
     """Return the file of a tokenizer that can be copied to each of the folders. Raises UsageError if it cannot."""
     tokenizer = find_tokenizer_file(tokenizer)
-    if any((folder / tokenizer.name).resolve() == tokenizer.resolve() for folder in folders):
-        raise UsageError(f"{tokenizer} lies in the output folder, and would be overwritten: give another --out_dir")
+    for folder in folders:
+        copy = folder / tokenizer.name
+        if copy.resolve() == tokenizer.resolve():
+            raise UsageError(f"{tokenizer} lies in the output folder, and would be overwritten: give another --out_dir")
     if tokenizer.suffix in SHARD_SUFFIXES or tokenizer.name in (MANIFEST, DATA_PATH, *COMPANIONS):
         raise UsageError(
             f"{tokenizer} is named as an output of the folder that it is copied to: name it tokenizer.model, or "
@@ -150,15 +152,19 @@ def shard_tasks(
     files = len(suffixes)
     for number, group in enumerate(plan_token_shards(sizes, target)):
         prefix = out_dir / shard_name(number)
-        outputs = tuple(with_suffix(prefix, suffix) for suffix in suffixes)
+        outputs = shard_files(prefix, suffixes)
+        parts_of_shard = list[tuple[Path, ...]]()
         rejects = list[Path]()
+        reports_of_shard = list[Any]()
+        size = 0
         for part in group:
+            parts_of_shard.append(parts[part][:files])
             rejects += parts[part][files:]
+            reports_of_shard.append(reports[part])
+            size += sizes[part]
         arguments = {
-            "parts": [parts[part][:files] for part in group], "reports": [reports[part] for part in group],
-            "rejects": rejects, "tokens": outputs[0],
+            "parts": parts_of_shard, "reports": reports_of_shard, "rejects": rejects, "tokens": outputs[0],
         }  # fmt: skip
-        size = sum(sizes[part] for part in group)
         yield Task(prefix.name, join or write_shard, arguments, outputs, size)
 
 
@@ -215,7 +221,7 @@ def write_shard(parts: list[tuple[Path, ...]], reports: list[ShardReport], rejec
 
 
 def merge_reports(total: ShardReport | Manifest, part: ShardReport) -> None:
-    """Add the counts of a part to those of a shard, or of all shards."""
+    """Add the counts of a part to the counts of a shard, or of all shards."""
     total.lossy_documents += part.lossy_documents
     if isinstance(total, ShardReport):
         total.differed = total.differed or part.differed

@@ -22,7 +22,7 @@ from gristmill_cli.run import run
 from gristmill_cli.run_config import Decontaminate, Mix, RunConfig, Tokenizer
 from gristmill_cli.stages.pipeline import clean_corpus
 from preprocessing.contamination import benchmarks
-from preprocessing.contamination.benchmarks import LENGTH, MOST_ITEMS, SHORTEST
+from preprocessing.contamination.benchmarks import LENGTH, MAX_ITEMS, SHORTEST
 from preprocessing.contamination.ngrams import find_words, hash_ngrams
 from preprocessing.contamination.report import read_report, report_paths
 from preprocessing.decontaminate import decontaminate, describe
@@ -229,7 +229,7 @@ def test_what_cut_leaves_keeps_its_bytes(tmp_path: Path) -> None:
 
 def test_boilerplate_and_n_grams_of_many_items_are_not_looked_for(tmp_path: Path) -> None:
     rule = "please read the following text with care and then choose the one best answer from"
-    items = [f"{rule} item {n} {' '.join(f'w{n}x{k}' for k in range(14))}" for n in range(MOST_ITEMS + 1)]
+    items = [f"{rule} item {n} {' '.join(f'w{n}x{k}' for k in range(14))}" for n in range(MAX_ITEMS + 1)]
     licence = "permission is hereby granted free of charge to any person obtaining a copy of this software"
     texts = [f"text {n} says {licence}" for n in range(9)] + [f"one more {rule}", items[3], items[4].split("item")[1]]
     write(tmp_path / "corpus/web/a.jsonl", [{"text": text} for text in texts])
@@ -348,7 +348,7 @@ def test_the_index_of_many_items_is_made_in_bounded_memory(tmp_path: Path) -> No
 
 def test_an_index_that_is_sorted_on_disk_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = random.Random(4)
-    items = [" ".join(chosen.choices("abcdefgh", k=40)) for _ in range(200)] + ["a " * 40] * (MOST_ITEMS + 1)
+    items = [" ".join(chosen.choices("abcdefgh", k=40)) for _ in range(200)] + ["a " * 40] * (MAX_ITEMS + 1)
     write(tmp_path / "corpus/web/a.jsonl", [{"text": f"{item} {item[:60]}"} for item in items[::7]])
     quizzes = tuple(write(tmp_path / f"q{n}.jsonl", [{"q": it} for it in items[n::2]]) for n in range(2))
     found = []

@@ -8,7 +8,7 @@ import pytest
 
 from gristmill.io.readers import read_corpus
 from preprocessing.contamination import near
-from preprocessing.contamination.benchmarks import LENGTH, MOST_ITEMS
+from preprocessing.contamination.benchmarks import LENGTH, MAX_ITEMS
 from preprocessing.contamination.report import read_report, report_paths
 from preprocessing.decontaminate import decontaminate, describe
 from tests.preprocessing.test_decontaminate import OPTIONS, plain_search, plain_words, table_of, write
@@ -35,7 +35,7 @@ def plain_near(texts: list[str], items: list[str], share: float = 0.6) -> set[tu
         grams_of.append((len(words), {gram: grams.index(gram) for gram in grams}))
     number_of = {gram: sum(gram in its for _, its in grams_of) for _, its in grams_of for gram in its}
     for item, (length, grams) in enumerate(grams_of):
-        own = {gram: at for gram, at in grams.items() if number_of[gram] <= MOST_ITEMS}
+        own = {gram: at for gram, at in grams.items() if number_of[gram] <= MAX_ITEMS}
         total = len({at + k for at in own.values() for k in range(N)})
         for number, text in enumerate(map(plain_words, texts)):
             width = int(length / share + 1e-9)
@@ -97,7 +97,7 @@ def test_what_is_nearly_there_equals_a_plain_program(
     items = [chosen.choices(words, k=chosen.randint(8, 40)) for _ in range(25)] + [["w1"] * 30, ["w2", "w3"] * 20]
     items += [chosen.choices(words[:4], k=40) for _ in range(10)]
     rule = [f"r{n}" for n in range(9)]
-    items += [rule + [f"i{n}x{k}" for k in range(12 + n % 3)] for n in range(MOST_ITEMS + 2)]
+    items += [rule + [f"i{n}x{k}" for k in range(12 + n % 3)] for n in range(MAX_ITEMS + 2)]
     texts = [chosen.choices(words[: chosen.choice((4, 14))], k=chosen.randint(0, 200)) for _ in range(20)]
     for item in [*items[:25], *items[-4:]]:
         half = len(item) // 2
@@ -112,7 +112,7 @@ def test_what_is_nearly_there_equals_a_plain_program(
     assert table_of(tmp_path / "out") == exact
     assert found | exact == expected | exact and found <= expected and len(expected - exact) > 10
     report = read_report(report_paths(tmp_path / "out")[1])
-    assert report.benchmarks["quiz"].shared_near_ngrams == (len(rule) - N + 1) * (MOST_ITEMS + 2)
+    assert report.benchmarks["quiz"].shared_near_ngrams == (len(rule) - N + 1) * (MAX_ITEMS + 2)
     decontaminate(tmp_path / "corpus", tmp_path / "none", (quiz,), OPTIONS, policy="report", common=0, near=0)
     assert not table_of(tmp_path / "none", "near") and table_of(tmp_path / "none") == exact
 
@@ -145,9 +145,9 @@ def test_a_verbatim_item_is_one_exact_place(tmp_path: Path) -> None:
 def test_texts_that_repeat_what_many_items_share_have_one_place_of_each(tmp_path: Path) -> None:
     """Each n-gram of the text is in 50 items, which is the most; a place that repeats is one."""
     phrase = [f"w{n}" for n in range(40)]
-    items = [[*paraphrase(phrase, 3), f"i{n}"] for n in range(MOST_ITEMS)]
+    items = [[*paraphrase(phrase, 3), f"i{n}"] for n in range(MAX_ITEMS)]
     write(tmp_path / "corpus/web/a.jsonl", [{"text": " ".join(phrase * 500)}])
     quiz = write(tmp_path / "quiz.jsonl", [{"q": " ".join(item)} for item in items])
     decontaminate(tmp_path / "corpus", tmp_path / "out", (quiz,), OPTIONS, policy="report")
     rows = pq.read_table(report_paths(tmp_path / "out")[0]).to_pylist()
-    assert len(rows) == MOST_ITEMS and {row["match"] for row in rows} == {"near"}
+    assert len(rows) == MAX_ITEMS and {row["match"] for row in rows} == {"near"}

@@ -268,7 +268,7 @@ def _describe_death(call: Call, how: str, document: CurrentDocument | None = Non
 
 def _describe_files(task: Task) -> str:
     """Return which files of a corpus a task reads, where its name does not say it."""
-    files = list(dict.fromkeys(name for name in task.names.values() if name))
+    files = list(dict.fromkeys(filter(None, task.names.values())))
     if len(files) < 2:
         return ""
     named = ", ".join(files[:_FILES_NAMED])

@@ -22,7 +22,7 @@ from rich.progress import (
 
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import Task
-from gristmill.storage.files import list_names
+from gristmill.storage.files import names_ending
 from gristmill.storage.lock import seconds_in
 from gristmill.storage.stores import store_of
 from gristmill.wording import count_of
@@ -47,12 +47,13 @@ class StepNote(msgspec.Struct, frozen=True):
             note = msgspec.json.decode((state / f"{run}{_NOTE}").read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError):
             return None
-        done = _files_in(state / note.finished) - note.before
+        done = count_records(state / note.finished) - note.before
         return note, max(0, done)
 
 
-def _files_in(folder: Path) -> int:
-    return sum(name.endswith(".json") for name in list_names(folder))
+def count_records(folder: Path) -> int:
+    """Return how many tasks have left a record in a folder."""
+    return len(names_ending(folder, ".json"))
 
 
 @contextmanager
@@ -77,7 +78,7 @@ def _step_note(step: str, run: str, finished: Path, tasks: int, options: RunOpti
     workers = options.processes
     if options.executor == "ray":
         workers = 0
-    note = StepNote(step, tasks, workers, finished.name, _files_in(finished))
+    note = StepNote(step, tasks, workers, finished.name, count_records(finished))
     with suppress(OSError):  # tasks will say what is wrong
         path.write_bytes(msgspec.json.encode(note))
     try:

@@ -197,7 +197,8 @@ class StagedTask:
 
         Raises OutputError if the step is over, or the lease is lost: the files may be another run's by now.
         """
-        written = [path for path in (*outputs, *map(rejects_path, outputs)) if self._local(path).exists()]
+        possible = (*outputs, *map(rejects_path, outputs))
+        written = [path for path in possible if self._local(path).exists()]
         assert len(written) >= len(outputs), f"{self.task.name} did not write {set(outputs) - set(written)}"
         if self.scratch and not self.scratch.may_publish():
             raise OutputError(f"{self.task.name}: {TAKEN_OVER}")
@@ -210,7 +211,11 @@ class StagedTask:
                 kept.append(self._local(path))
         flush_all(kept)  # before the record vouches for them
         uploaded = upload_files(objects)
-        return [(path, *self._put(path, uploaded.get(path))) for path in written]
+        published = list[Published]()
+        for path in written:
+            info, sha256 = self._put(path, uploaded.get(path))
+            published.append((path, info, sha256))
+        return published
 
     def _local(self, path: Path) -> Path:
         return self.places.get(path, path)
@@ -246,7 +251,10 @@ def staged(
     fetched: list[tuple[Path, Ranges]] = []
     if any(store_of(path).needs_copies for path in paths_read_by([task])):
         fetched = list(remote_ranges(task.arguments, set(task.outputs)))
-    moved = [path for path in task.outputs if store_of(path).needs_copies or (scratch and scratch.is_private)]
+    moved = list[Path]()
+    for path in task.outputs:
+        if store_of(path).needs_copies or (scratch and scratch.is_private):
+            moved.append(path)
     if not fetched and not moved:
         yield StagedTask(task)
         return

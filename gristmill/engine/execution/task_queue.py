@@ -33,6 +33,7 @@ from gristmill.storage.files import (
     create_file,
     list_folder,
     list_names,
+    names_ending,
     read_file,
     read_files,
     remove_files,
@@ -134,7 +135,7 @@ class Heartbeats:
     def states(self) -> dict[str, ProcessState]:
         """Return the states of the processes by name, also of killed ones."""
         states = {}
-        for name in sorted(name for name in list_names(self.folder) if name.endswith(".json")):
+        for name in names_ending(self.folder, ".json"):
             for data in read_files([self.folder / name]):
                 with suppress(msgspec.DecodeError):
                     states[name.removesuffix(".json")] = msgspec.json.decode(data, type=ProcessState)
@@ -142,14 +143,17 @@ class Heartbeats:
 
     def clear(self, keep: str) -> None:
         """Remove the files of all processes but one; live ones write theirs again."""
-        remove_files(self.folder / name for name in list_names(self.folder) if name != f"{keep}.json")
+        names = set(list_names(self.folder)) - {f"{keep}.json"}
+        remove_files(self.folder / name for name in names)
 
     def _look(self) -> float:
         """Update what is known of each process if that is old; return the time."""
         now = time.monotonic()
         if now - self._looked > lease_seconds() / _BEATS:
             self._looked = now
-            listed = {file.removesuffix(".json"): info for file, info in list_folder(self.folder).items()}
+            listed = dict[str, FileInfo]()
+            for file, info_of_file in list_folder(self.folder).items():
+                listed[file.removesuffix(".json")] = info_of_file
             for name in listed.keys() | self._beats.keys():
                 before = self._beats.get(name)
                 info = listed.get(name)
@@ -320,9 +324,10 @@ class OpenTasks:
         self.poll = poll
         self.ended = set[int]()
         self.mine = set[int]()
-        others = [position for position in range(manifest.tasks) if position % shard.count != shard.index]
+        own = range(shard.index, manifest.tasks, shard.count)
+        others = [position for position in range(manifest.tasks) if position not in own]
         Random(queue.name).shuffle(others)  # so that two processes seldom ask for the same one
-        self._open = deque([*range(shard.index, manifest.tasks, shard.count), *others])
+        self._open = deque([*own, *others])
         self._taken: dict[int, int] = {}  # by others: how often each was taken over
         self._left: Iterator[tuple[int, int]] = iter(())  # by processes that have died
         self._holders: dict[tuple[int, int], str] = {}
@@ -345,7 +350,10 @@ class OpenTasks:
         new = sorted(done - self.ended - self.mine)
         broken = sorted(failed - self.ended - self.mine)
         self.ended.update(new, broken)
-        self._taken = {at: times for at, times in taken.items() if at not in self.ended and at not in self.mine}
+        self._taken = {}
+        for position, times in taken.items():
+            if position not in self.ended and position not in self.mine:
+                self._taken[position] = times
         self._left = self._find_left(list(self._taken.items()))
         self._due = time.monotonic() + max(self.poll, _LOOKING * (time.monotonic() - started))
         return new, broken

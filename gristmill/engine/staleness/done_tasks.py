@@ -153,7 +153,10 @@ class DoneTasks:
         changed = [name for name, info in self.seen.items() if now.stat(name) != info]
         if changed:
             names = set(changed)
-            readers = [task for task, files in self._read_sets if not names.isdisjoint(map(name_of, files.paths))]
+            readers = list[TaskId]()
+            for task, files in self._read_sets:
+                if not names.isdisjoint(map(name_of, files.paths)):
+                    readers.append(task)
             self.ledger.forget(readers)
         return changed
 

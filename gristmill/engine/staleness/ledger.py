@@ -30,6 +30,7 @@ from gristmill.paths import absolute, join, name_of, relative_to
 from gristmill.storage.files import (
     list_names,
     locked_file,
+    names_ending,
     read_files,
     remove_files,
     remove_partial_files,
@@ -203,7 +204,7 @@ class Ledger:
 
     def path(self, output: OutputRecord) -> Path:
         """Return the absolute path of an output."""
-        return Path(join(name_of(self.root), output.path))
+        return output.path_in(self.root)
 
     def relative(self, path: Path | str) -> str:
         """Return the name of an output in a record."""
@@ -219,7 +220,10 @@ class Ledger:
         forgotten = {*removed, _LINES}
         with locked_file(self.file.with_suffix(".compacting")):
             records = {record.id: record for record in self._decode_file(DoneRecord)} | new
-            lines = [encode_record(record) for task, record in sorted(records.items()) if task not in forgotten]
+            lines = list[bytes]()
+            for task, record in sorted(records.items()):
+                if task not in forgotten:
+                    lines.append(encode_record(record))
             lines.insert(0, encode_record(DoneRecord(*_LINES, {}, [], Counts({}, []), len(lines) + 1)))
             remove_partial_files([self.file])
             write_file(self.file, b"\n".join([*lines, b""]))
@@ -242,7 +246,7 @@ class Ledger:
 
         The loose ones are read first: another process may end in between, and move its own into the ledger.
         """
-        names = sorted(name for name in list_names(self.loose) if name.endswith(".json"))
+        names = names_ending(self.loose, ".json")
         loose = list(read_files(self.loose / name for name in names))
         yield from self._decode_file(kind)
         for data in loose:

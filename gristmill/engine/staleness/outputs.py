@@ -16,7 +16,10 @@ def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[
 
     The next stage reads all of the folder, so files of another run would become part of its corpus.
     """
-    unknown = {name_of(path) for path in walk(folder) if path.name.lower().endswith(suffixes)}
+    unknown = set[str]()
+    for path in walk(folder):
+        if path.name.lower().endswith(suffixes):
+            unknown.add(name_of(path))
     unknown -= set(map(name_of, planned))
     for wait in (0.0, 1.0):  # a concurrent process writes its file first and its record just after
         if unknown:

@@ -143,7 +143,10 @@ class Ownership:
         if known and known.identity == identity:
             return {READS: known}
         if known and not is_changed and not self._lacks_files:
-            earlier = [Path(names.split("\0")[1]) for names in known.identity.values()]
+            earlier = list[Path]()
+            for names in known.identity.values():
+                _, path_of_input = names.split("\0")
+                earlier.append(Path(path_of_input))
             if all(map(_exists, earlier)):
                 return {READS: known}
         record = DoneRecord(*READS, identity, [], Counts({}, []))
@@ -152,7 +155,12 @@ class Ownership:
 
     def stale_tasks(self) -> list[TaskId]:
         """Return tasks of earlier runs that this run has not planned."""
-        return [task for task in self.done.before if task[0] and task not in self.done.records]
+        stale = list[TaskId]()
+        for task in self.done.before:
+            step, _ = task
+            if step and task not in self.done.records:
+                stale.append(task)
+        return stale
 
     def ahead_records(self) -> list[TaskId]:
         """Return the records of outputs about to be written, by this run or earlier ones that did not end."""

@@ -2,11 +2,13 @@
 
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from gristmill.counts import Counts
+from gristmill.paths import join, name_of
 
 TaskId = tuple[str, str]  # step, name of the task; the step is empty for records that are of no task
 Records = dict[TaskId, "DoneRecord"]
@@ -24,6 +26,10 @@ class OutputRecord(msgspec.Struct, frozen=True):
     mtime_ns: int
     sha256: str
     e_tag: str = ""
+
+    def path_in(self, root: Path) -> Path:
+        """Return the absolute path of the file, given that folder."""
+        return Path(join(name_of(root), self.path))
 
 
 class BriefRecord(msgspec.Struct):
@@ -72,9 +78,10 @@ class DoneRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class StepResult:
-    """The done records of a step's tasks, in the order of the tasks."""
+    """The done records of a step's tasks, in the order of the tasks; `root` is the folder of the ledger."""
 
     records: list[DoneRecord]
+    root: Path
 
     @property
     def counts(self) -> Counts:
@@ -87,6 +94,29 @@ class StepResult:
     def values(self, kind: type[_Value]) -> list[_Value]:
         """Return the value that each task returned, as `kind`."""
         return [msgspec.convert(record.value, kind) for record in self.records]
+
+    def joined_values(self, kind: type[_Value]) -> list[_Value]:
+        """Return the items of the lists that the tasks returned, each as `kind`."""
+        items = list[_Value]()
+        for record in self.records:
+            for item in record.value:
+                items.append(msgspec.convert(item, kind))
+        return items
+
+    def paths(self, number: int = 0) -> list[Path]:
+        """Return the path of one output of each task, by default of its first."""
+        return [record.outputs[number].path_in(self.root) for record in self.records]
+
+    def paths_of_tasks(self) -> list[tuple[Path, ...]]:
+        """Return the paths of all files that each task wrote."""
+        of_tasks = list[tuple[Path, ...]]()
+        for record in self.records:
+            of_tasks.append(tuple(output.path_in(self.root) for output in record.outputs))
+        return of_tasks
+
+    def sizes(self, number: int = 0) -> list[int]:
+        """Return the bytes of one output of each task, by default of its first."""
+        return [record.outputs[number].size for record in self.records]
 
 
 AnyRecord = TypeVar("AnyRecord", DoneRecord, BriefRecord, MadeWith)

@@ -69,9 +69,13 @@ def changed_steps(identity: Identity, own_versions: Identity) -> list[str]:
     if f"{_ARGUMENT}steps" not in identity:
         return []
     before = {name for name in identity if name.startswith(OWN_VERSION)}
-    new = [f"{name.removeprefix(OWN_VERSION)} is new" for name in own_versions if name not in before]
-    gone = [f"{name.removeprefix(OWN_VERSION)} is gone" for name in sorted(before) if name not in own_versions]
-    return new + gone
+    changes = list[str]()
+    for name in own_versions:
+        if name not in before:
+            changes.append(f"{name.removeprefix(OWN_VERSION)} is new")
+    for name in sorted(before - set(own_versions)):
+        changes.append(f"{name.removeprefix(OWN_VERSION)} is gone")
+    return changes
 
 
 def spell_versions(versions: Mapping[str, tuple[str, str]]) -> str:
@@ -180,7 +184,10 @@ def _summarise(
     files_before = _files_of(before.values())
     reasons = _group_files(files_now.keys() - files_before.keys(), files_before, "new")
     reasons += _group_files(files_before.keys() - files_now.keys(), files_now, "gone")
-    changed = sorted(name for name in files_now.keys() & files_before.keys() if files_now[name] != files_before[name])
+    changed = list[str]()
+    for name in sorted(files_now.keys() & files_before.keys()):
+        if files_now[name] != files_before[name]:
+            changed.append(name)
     if changed:
         reasons.append(_spell_files(changed, "changed"))
     others = Counter[str]()

@@ -75,7 +75,10 @@ class StageRecords:
         record = self.done.find("", self._goal, self.done.identity(self._goal))
         if record is None:
             return None
-        self.done.records = {task: earlier for task, earlier in self.done.before.items() if not is_ahead(task)}
+        self.done.records = {}
+        for task, earlier in self.done.before.items():
+            if not is_ahead(task):
+                self.done.records[task] = earlier
         return record.counts
 
     def plan(self, step: str, tasks: Sequence[Task]) -> list[Task]:
@@ -102,7 +105,10 @@ class StageRecords:
             self.temporary.add(step, task)
         if is_explained:
             names = [task.name for task in stale]
-            before = {name: record.identity for (of_step, name), record in self.done.before.items() if of_step == step}
+            before = dict[str, dict[str, str]]()
+            for (earlier_step, name), earlier in self.done.before.items():
+                if earlier_step == step:
+                    before[name] = earlier.identity
             retried = {name for name in names if self.done.is_retried(step, name)}
             explain(self.stage.name, step, identities, before, names, retried, self.options.explain_tasks)
         self._note_versions(step, stale, len(tasks))
@@ -112,8 +118,11 @@ class StageRecords:
         """Say that tasks run again as libraries have other versions, before they do; a whole run has said so itself."""
         if self.options.quiet or self.options.of_run:
             return
-        records = [self.done.before.get((step, task.name)) for task in stale]
-        pairs = [(record, self.done.planned[record.id]) for record in records if record]
+        pairs = list[tuple[DoneRecord, dict[str, str]]]()
+        for task in stale:
+            record = self.done.before.get((step, task.name))
+            if record:
+                pairs.append((record, self.done.planned[record.id]))
         note_outdated(step, pairs, count)
 
     def begin(self, step: str, tasks: Sequence[Task]) -> None:
@@ -139,7 +148,8 @@ class StageRecords:
 
     def result(self, step: str, tasks: Sequence[Task]) -> StepResult:
         """Return the records of the tasks of a step, all of which are done."""
-        return StepResult([self.done.records[step, task.name] for task in tasks])
+        records = [self.done.records[step, task.name] for task in tasks]
+        return StepResult(records, self.ledger.root)
 
     def has_run(self, step: str, task: str) -> bool:
         """Return whether a task was done in this or an earlier run, maybe with another outcome."""

@@ -234,9 +234,9 @@ class _Stream:
         """Consume `size` bytes, or fewer before a gap or the end; returns how many there were."""
         missing = size
         while missing:
-            there = min(len(self._buffer) - self._at, missing)
-            self._consume(there)
-            missing -= there
+            available = min(len(self._buffer) - self._at, missing)
+            self._consume(available)
+            missing -= available
             if missing and not self._fill():
                 break
         return size - missing
@@ -257,10 +257,10 @@ class _Stream:
             blank = _BLANK_LINE.search(self._buffer, looked)
             if blank:
                 return self.take(blank.end() - self._at), True
-            there = len(self._buffer) - self._at
-            if there >= limit or not self._fill():
-                return self.take(min(there, limit)), False
-            looked = self._at + max(there - 2, 0)
+            available = len(self._buffer) - self._at
+            if available >= limit or not self._fill():
+                return self.take(min(available, limit)), False
+            looked = self._at + max(available - 2, 0)
 
     def find(self, pattern: re.Pattern[bytes], longest: int) -> int:
         """Consume up to the end of a match of `pattern`, at most `longest` bytes long, to a gap or to the end.

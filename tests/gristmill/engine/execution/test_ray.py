@@ -219,7 +219,7 @@ def file_of(name: str) -> str:
 
 def hold_much(budget: Budget) -> str:
     """Task: hold memory for a large record; return the folder of its lock."""
-    with memory_budget(budget), reserve_memory(budget.most, "a record"):
+    with memory_budget(budget), reserve_memory(budget.limit, "a record"):
         return str(budget.lock.parent)
 
 
