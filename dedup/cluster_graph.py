@@ -221,15 +221,19 @@ def _examples(chained: Collection[str], similarity: dict[str, float]) -> str:
     """Return the least similar of some keys in words, after a colon; '' if there is none."""
     if not chained:
         return ""
-    least_similar = sorted(chained, key=lambda key: similarity[key])[:3]
-    examples = ", ".join(f"{key} ({similarity[key]:.2f})" for key in least_similar)
+    lowest = sorted(chained, key=lambda key: similarity[key])[:3]
+    examples = ", ".join(f"{key} ({similarity[key]:.2f})" for key in lowest)
     ending = ", …" if len(chained) > 3 else ""
     return f": {examples}{ending}"
 
 
+def _printable(letter: str) -> str:
+    return letter if letter.isprintable() else " "
+
+
 def _excerpt(text: str) -> str:
     """Return the beginning of a text, with spaces for characters that XML cannot hold."""
-    start = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * EXCERPT])
+    start = "".join(map(_printable, text[: 4 * EXCERPT]))
     return " ".join(start.split())[:EXCERPT]
 
 
@@ -269,7 +273,9 @@ def read_cluster(path: Path, key: DocKey, max_documents: int) -> list[DocKey]:
 
 def _find_cluster(clusters: Clusters, key: DocKey) -> int | None:
     """Return the number of the cluster that has `key`; None if none has."""
-    file = clusters.names.index(key.file) if key.file in clusters.names else -1
+    file = -1
+    if key.file in clusters.names:
+        file = clusters.names.index(key.file)
     number = None
     for block in clusters.blocks():
         at_key = (block["file"] == file) & (block["row"] == key.row)

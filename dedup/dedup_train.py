@@ -27,7 +27,7 @@ from gristmill.engine.staleness.outputs import reject_overlapping_folders, rejec
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Slice, normal_name, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Slice, normal_name, paths_of, total_size
 from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import read_documents
@@ -85,14 +85,14 @@ def dedup_train(
         run.check_listed({folder: paths_of(files)})
         reject_unknown_files(out_dir, (out_dir / file.name for file in files), CORPUS_SUFFIXES, run.ledger)
         tasks = list[Task]()
-        for group in _groups_beside(file_info(digests), files):
+        for group in _groups_for(file_info(digests), files):
             outputs = tuple(out_dir / part.name for part in group)
             arguments = {"digests": digests, "outputs": outputs}
             tasks.append(Task.on_slices(group, decontaminate_files, arguments, outputs))
         return run.finish(run.step("decontaminate", tasks).counts)
 
 
-def _groups_beside(digests: FileInfo | None, files: list[CorpusFile]) -> Iterator[SliceGroup]:
+def _groups_for(digests: FileInfo | None, files: list[CorpusFile]) -> Iterator[SliceGroup]:
     """Yield groups of train files, each at least _TRAIN_SHARE times as large as the digests, which every task reads.
 
     Else what tasks fetch would grow with the square of the corpus.
@@ -104,7 +104,7 @@ def _groups_beside(digests: FileInfo | None, files: list[CorpusFile]) -> Iterato
 
 
 def _size_of(group: SliceGroup) -> int:
-    return sum(part.size for part in group)
+    return total_size(group)
 
 
 def _whole(file: CorpusFile) -> Slice:
@@ -117,7 +117,7 @@ def _digest_holdout(files: list[CorpusFile], tgt_dir: Path, out_dir: Path, optio
     quiet = replace(options, quiet=True)
     with open_stage(STAGE, out_dir, quiet, label="digests", reads={tgt_dir: paths_of(files)}) as run:
         arguments = {"slices": list(map(_whole, files)), "output": digests}
-        size = sum(file.size for file in files)
+        size = total_size(files)
         task = Task("digests", write_digests, arguments, (digests,), size, options.memory_bytes)
         run.finish(run.step("digest", [task]).counts)
     return digests

@@ -14,6 +14,7 @@ from dedup.clustering.similarity import Features, KeptDocuments, Measure, Simila
 from dedup.clustering.union_find import UnionFind
 from dedup.minhash.shingles import compared_sets, digest_texts
 from dedup.minhash.signatures import Sketch, check_sketch, note_compilation, signatures
+from dedup.runs import first_of_runs, is_start_of_run, starts_of_runs
 from dedup.tables import Indices, Table, as_table, batches
 from gristmill.errors import UsageError
 from gristmill.wording import count_of
@@ -50,8 +51,8 @@ class Deduplicated:
     def clusters(self) -> list[NDArray[np.int64]]:
         is_removed = self.duplicate_of != np.arange(len(self.duplicate_of))
         order = np.lexsort((is_removed, self.duplicate_of))
-        starts = np.flatnonzero(np.diff(self.duplicate_of[order]))
-        return [cluster for cluster in np.split(order, starts + 1) if len(cluster) > 1]
+        starts = starts_of_runs(self.duplicate_of[order])
+        return [cluster for cluster in np.split(order, starts[1:]) if len(cluster) > 1]
 
     def __repr__(self) -> str:
         texts = len(self.duplicate_of)
@@ -230,8 +231,8 @@ def _with_shingles(table: Table, members: Indices, sketch: Sketch) -> Iterator[t
 
 def _remove_all_but_first(roots: NDArray[np.int64], members: Indices) -> Decided:
     """Keep the first member of each cluster; `members` are in keep order."""
-    is_start = np.diff(roots[members], prepend=-1) != 0
-    firsts = np.maximum.accumulate(np.where(is_start, np.arange(len(members)), 0))
+    is_start = is_start_of_run(roots[members])
+    firsts = first_of_runs(is_start)
     duplicate_of = np.arange(len(roots))
     duplicate_of[members] = members[firsts]
     return duplicate_of, np.full(len(roots), np.nan)

@@ -100,7 +100,8 @@ def write_pairs(edges: FileSet, document_ids: DocumentIds, documents: dict[str, 
                 block = edge_block[start : start + _BLOCK]
                 one, other = (document_ids.keys(block[:, end]) for end in (0, 1))
                 pairs = pc.binary_join_element_wise(one, other, " :: ").to_pylist()
-                file.write("".join(f"{pair}\n" for pair in pairs).encode())
+                lines = "".join(f"{pair}\n" for pair in pairs)
+                file.write(lines.encode())
                 ids = block.reshape(-1)
                 bits = np.left_shift(1, ids & np.uint64(7)).astype(np.uint8)
                 np.bitwise_or.at(is_paired, ids >> np.uint64(3), bits)

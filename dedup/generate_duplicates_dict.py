@@ -27,7 +27,7 @@ from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_corpus
-from gristmill.io.documents import CorpusFile, paths_of
+from gristmill.io.documents import CorpusFile, paths_of, sources_of
 from gristmill.io.files import STATE_DIR
 from gristmill.paths import name_of
 from gristmill.storage.files import is_file
@@ -95,7 +95,7 @@ def generate_duplicates_dict(
     for path in (out_file, input_file):
         is_table(path)  # UsageError unless it is a .pickle or .parquet
     table = out_file.with_suffix(".parquet")
-    _reject_overwriting((input_file, *dropped), {out_file, table, steps.clusters_beside(table)})
+    _reject_overwriting((input_file, *dropped), {out_file, table, steps.clusters_next_to(table)})
     check = SimilarityCheck(verify or "jaccard", threshold, width, unit)  # raises for a value out of range
     if verify is None and (threshold, width, unit, index) != (0.8, 13, "character", ()):
         raise UsageError(
@@ -112,7 +112,7 @@ def generate_duplicates_dict(
     outputs.append(table)
     reads: dict[Path, Sequence[Path] | None] = {input_file.with_suffix(""): None}  # .pickle or .parquet
     if corpus:
-        outputs.append(steps.clusters_beside(table))
+        outputs.append(steps.clusters_next_to(table))
         reads[corpus] = paths_of(files)
     with open_stage(STAGE, out_file.parent, options, label=out_file.stem, reads=reads, files=outputs) as run:
         fetched = Counts({}, [])
@@ -157,7 +157,7 @@ def _check_corpus(
 ) -> None:
     """Raise UsageError if `option` needs a corpus and there is none, or it lacks a source that --keep names."""
     if corpus is not None:
-        check_sources(settings.keep, {file.source for file in files})
+        check_sources(settings.keep, sources_of(files))
         reject_overlapping_folders(corpus, out_file)
     elif settings.needs_corpus:
         raise UsageError(f"{option} reads the documents: give --corpus NORM/, the folder whose files were signed")

@@ -25,6 +25,7 @@ from dedup.candidates.exact_copies import (
 )
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.shingles import MatchOn
+from gristmill.batches import numbered
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions
@@ -92,7 +93,7 @@ def generate_exact_pairs(
         groups = group_slices(slices)
         sources = SourceRuns.of([group[0].name for group in groups])
         copies, joined = join_digests(run, digested, DIGESTED_ROW, "copies", join_copies, {"sources": sources})
-        numbers = {name: number for number, name in enumerate(names)}
+        numbers = numbered(names)
         places = RowLocator.of(groups, digested.values(list[int]), numbers)
         write_copies(run, names, places, copies, outputs)
         counts = run.finish(join_counts(digested.counts, joined.counts))

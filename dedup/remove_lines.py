@@ -33,7 +33,7 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.slices import cut_raw_corpus, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import require
-from gristmill.io.documents import CorpusFile
+from gristmill.io.documents import CorpusFile, sources_of
 from gristmill.wording import count_of
 
 STAGE = Stage("remove_lines", version=3, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
@@ -81,7 +81,7 @@ def remove_lines(
     check_limits(min_count, min_characters)
     table = lost_path(target_dir)
     with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format, [table]) as (run, files, targets):
-        check_left_alone(leave_alone, {file.source for file in files})
+        check_left_alone(leave_alone, sources_of(files))
         digested = {"unit": unit, "min_characters": min_characters, "scope": scope, "leave_alone": leave_alone}
         joined = {"min_count": min_count, "keep": keep, "count_by": count_by}
         repeats = _find_repeats(run, files, digested, joined)
@@ -92,7 +92,7 @@ def remove_lines(
         counts = run.finish(done.counts)
     units, documents = map(sum, zip(*done.values(tuple[int, int]), strict=True))
     if not options.quiet:
-        size = counts.total(CHANGED).bytes + counts.total(EMPTIED).bytes
+        size = sum(counts.total(reason).bytes for reason in (CHANGED, EMPTIED))
         removed = count_of(units, unit)
         changed = count_of(documents, "document")
         print(f"{STAGE.name}: {removed} ({count_of(size, 'byte')}) removed from {changed}", file=sys.stderr)
@@ -118,7 +118,8 @@ def _find_repeats(
     digested = digest_groups(run, "digests", slices, digest_units, arguments)
     groups = group_slices(slices)
     repeats, _ = join_digests(run, digested, GROUP_UNIT, "repeats", join_units, join_arguments)
-    outputs = tuple(run.work / "repeats" / f"{group[0].label}.bin" for group in groups)
+    folder = run.work / "repeats"
+    outputs = tuple(folder / f"{group[0].label}.bin" for group in groups)
     given = {"repeats": repeats, "outputs": outputs}
     run.step("split", [Task("split", split_repeats, given, outputs, memory=run.options.memory_bytes)])
     return {group[0].label: output for group, output in zip(groups, outputs, strict=True)}

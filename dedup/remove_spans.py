@@ -31,6 +31,7 @@ from dedup.candidates.repeated_spans import (
 from dedup.candidates.repeated_units import check_left_alone
 from dedup.spans.blocks import MAX_BYTES, MIN_BYTES, note_compilation
 from dedup.spans.joins import KeepSpan
+from gristmill.batches import numbered
 from gristmill.command import command
 from gristmill.counts import CHANGED, Counts
 from gristmill.engine.options import RunOptions
@@ -39,7 +40,7 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import require
-from gristmill.io.documents import CorpusFile
+from gristmill.io.documents import CorpusFile, sources_of
 from gristmill.wording import count_of
 
 STAGE = Stage("remove_spans", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
@@ -84,7 +85,7 @@ def remove_spans(
     check_limits(min, min_left, min_share)
     table = cut_path(target_dir)
     with open_rewriting(STAGE, data_dir, target_dir, options, text_column, format, [table]) as (run, files, targets):
-        check_left_alone(leave_alone, {file.source for file in files})
+        check_left_alone(leave_alone, sources_of(files))
         note_compilation(options.quiet)
         spans = _find_spans(run, files, min, keep, tuple(leave_alone))
         lost = run.work / "lost.parquet"
@@ -98,7 +99,7 @@ def remove_spans(
         counts = run.finish(done.counts)
     numbers, documents = map(sum, zip(*done.values(tuple[int, int]), strict=True))
     if not options.quiet:
-        size = counts.total(CHANGED).bytes + counts.total(EMPTIED).bytes + counts.total(FRAGMENT).bytes
+        size = sum(counts.total(reason).bytes for reason in (CHANGED, EMPTIED, FRAGMENT))
         cut = count_of(numbers, "span")
         changed = count_of(documents, "document")
         print(f"{STAGE.name}: {cut} cut from {changed} ({count_of(size, 'byte')} left out)", file=sys.stderr)
@@ -127,7 +128,7 @@ class _Spans:
         self.labels = [group[0].label for group in groups]
         self.first_rows = dict(zip(self.labels, first_rows, strict=True))
         self.names = names
-        self.places = RowLocator.of(groups, first_rows, {name: number for number, name in enumerate(names)})
+        self.places = RowLocator.of(groups, first_rows, numbered(names))
         self.cuts = {label: folder / "cuts" / f"{label}.bin" for label in self.labels}
         self.kept = {label: folder / "kept" / f"{label}.bin" for label in self.labels}
         self.open = {label: folder / "open" / f"{label}.bin" for label in self.labels}
@@ -144,7 +145,8 @@ def _find_spans(
     slices = cut_raw_corpus(run, files)
     digested = digest_groups(run, "blocks", slices, digest_blocks, {"size": size, "leave_alone": leave_alone})
     groups = group_slices(slices)
-    spans = _Spans(groups, digested.values(list[int]), [file.name for file in files], run.work)
+    names = [file.name for file in files]
+    spans = _Spans(groups, digested.values(list[int]), names, run.work)
     memory = run.options.memory_bytes
     of_blocks, _ = join_digests(run, digested, GROUP_BLOCK, "spans", join_blocks, {"keep": keep}, "scatter blocks")
     outputs = tuple(spans.open.values())

@@ -33,7 +33,7 @@ from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError, require
 from gristmill.io.artefacts import is_table
 from gristmill.io.corpus import list_source, source_folder
-from gristmill.io.documents import Document, Slice, paths_of
+from gristmill.io.documents import Document, Slice, names_of, paths_of, rows_of
 from gristmill.io.keys import Rows, is_among, read_split, split_keys
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
@@ -119,13 +119,13 @@ def to_hash(
         slices = cut_raw_corpus(run, chosen)
         reject_unknown_files(target.folder, map(target.shard, slices), (SUFFIX,), run.ledger)
         note_compilation(sketch, options.quiet)
-        groups_of_files = list(map(_files_of, group_slices(slices)))
+        groups_of_files = list(map(names_of, group_slices(slices)))
         skipped, keys = plan_skipped(run, skip, groups_of_files, f"{target.prefix}keys")
 
         def plan(groups: list[SliceGroup]) -> Iterator[Task]:
             for group in groups:
                 outputs = tuple(map(target.shard, group))
-                keys_to_skip = skipped.get(_files_of(group))
+                keys_to_skip = skipped.get(names_of(group))
                 given = {"outputs": outputs, "sketch": sketch, "batch": batch, "skip": keys_to_skip}
                 yield Task.on_slices(group, sign_slices, given, outputs)
 
@@ -186,7 +186,7 @@ def sign_slices(group: SliceGroup, outputs: tuple[Path, ...], sketch: Sketch, ba
     `skip` is a file that split_keys wrote.
     """
     counts = Counts({}, [])
-    keys = read_split(skip, _files_of(group)) if skip else {}
+    keys = read_split(skip, names_of(group)) if skip else {}
     for part, output in zip(group, outputs, strict=True):
         _sign_slice(part, output, sketch, batch, keys.get(part.name, NO_ROWS), counts)
     return counts
@@ -212,7 +212,7 @@ def _sign_chunk(
     chunk: list[Document], part: Slice, sketch: Sketch, skipped: Rows, counts: Counts
 ) -> tuple[Rows, NDArray[np.uint32]]:
     """Return the rows (n) of the signed documents of a chunk, and their signatures (n × permutations)."""
-    rows = np.array([document.key.row for document in chunk], np.int64)
+    rows = np.array(rows_of(chunk), np.int64)
     is_skipped = is_among(rows, skipped)
     texts = [chunk[number].text for number in np.flatnonzero(~is_skipped).tolist()]
     with reserve_memory(memory_to_sign(texts), f"a document of {part.path}"):
@@ -239,10 +239,6 @@ def plan_skipped(
 def split_skipped(key_set: Path, groups: Sequence[tuple[str, ...]], outputs: Sequence[Path], memory: int) -> Result:
     """Task: as split_keys; the value is the number of keys in the whole set."""
     return Result(Counts({}, []), split_keys(key_set, groups, outputs, memory))
-
-
-def _files_of(group: SliceGroup) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.name for part in group))
 
 
 def print_notes(counts: Counts, sketch: Sketch, skip: Path | None) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import DocumentIds
 from dedup.candidates.input_shards import SignatureShard
+from dedup.runs import starts_of_runs
 from gristmill.counts import Counts, LargeCluster
 from gristmill.wording import count_of
 
@@ -47,7 +48,7 @@ class LargestClusters:
         """Pass on blocks of LABELs."""
         for block in blocks:
             roots = block["root"]
-            starts = np.flatnonzero(np.append(True, roots[1:] != roots[:-1]))
+            starts = starts_of_runs(roots)
             ends = np.append(starts[1:], len(roots))
             is_open = np.arange(len(starts)) == len(starts) - 1
             is_open[0] |= int(roots[0]) == self._root
@@ -144,7 +145,7 @@ def warn_of_clusters(
             f"clusters of {large:,} documents or more: {count:,}; the largest has {first.size:,}, such as "
             f"{first.example}"
         )
-    unlike = [cluster for cluster in clusters if cluster.pairs and cluster.alike < alike * cluster.pairs]
+    unlike = [cluster for cluster in clusters if cluster.alike < alike * cluster.pairs]
     if unlike and not is_verified:
         first = unlike[0]
         lines.append(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dedup.candidates.cluster_samples import ClusterSample, LargestClusters
 from dedup.candidates.document_ids import DocumentIds
 from dedup.clustering.union_find import LABEL, UnionFind, records, union_find_fits
+from dedup.runs import is_start_of_run, starts_of_runs
 from gristmill.io.artefacts import is_table, open_table_writer, stream_dict, stream_list, stream_value, write_tuple
 from gristmill.io.external_sort import ExternalSorter, read_records, write_records
 
@@ -59,7 +60,7 @@ def _labels_on_disk(edges: Iterable[NDArray[np.uint64]], folder: Path, memory: i
 
 
 def _without_loops(edges: Iterable[NDArray[np.uint64]]) -> Iterator[NDArray]:
-    """Yield _EDGEs, without those of a node to itself."""
+    """Yield _EDGEs, without self-loops."""
     for block in edges:
         ends = block[block[:, 0] != block[:, 1]]
         yield records(_EDGE, ends[:, 0], ends[:, 1])
@@ -105,7 +106,7 @@ def _with_minima(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray[n
     last_minimum = np.uint64(0)
     for block in blocks:
         node = block["node"]
-        starts = np.flatnonzero(np.diff(node, prepend=node[0] ^ np.uint64(1)))
+        starts = starts_of_runs(node)
         minimum = np.minimum(block["other"][starts], node[starts])
         if node[0] == last_node:  # its smallest neighbour is in an earlier block
             minimum[0] = last_minimum
@@ -160,7 +161,8 @@ def _write_table(
     with open_table_writer(path, _SCHEMA) as write:
         for block in largest.watch(sorter):
             roots = block["root"]
-            is_new = np.append(roots[:1] != last_root, roots[1:] != roots[:-1])
+            is_new = is_start_of_run(roots)
+            is_new[0] = roots[0] != last_root
             clusters = last_cluster + np.cumsum(is_new)
             last_cluster = int(clusters[-1])
             last_root = roots[-1]
@@ -208,8 +210,8 @@ class _Components:
         pending = np.empty(0, LABEL)
         for block in self.labels:
             pending = np.concatenate([pending, block])
-            starts = np.flatnonzero(pending["root"][1:] != pending["root"][:-1]) + 1
-            *complete, pending = np.split(pending, starts)
+            starts = starts_of_runs(pending["root"])
+            *complete, pending = np.split(pending, starts[1:])
             self.count += len(complete)
             for component in complete:
                 yield component["node"].tolist()

@@ -99,7 +99,7 @@ class SourceTallies:
         self.tallies[reason][0, run] += 1
 
     def counts(self, total: str = "") -> Counts:
-        """Return the counts per source and reason; under `total`, if it is given, those of all reasons together."""
+        """Return the counts per source and reason; under `total`, if it is given, the sum of all reasons."""
         tallies = dict(self.tallies)
         if total:
             tallies = {total: np.sum([*self.tallies.values()], axis=0)} | tallies

@@ -15,10 +15,12 @@ from dedup.candidates.digest_join import DIGEST, is_repeated, sorted_records, wi
 from dedup.candidates.document_ids import ALONE, SourceRuns, SourceTallies
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.shingles import MatchOn, digest_texts
+from dedup.runs import first_of_runs
 from gristmill.batches import batched
 from gristmill.counts import READ, Counts
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import FileSet, Result
+from gristmill.io.documents import rows_of
 from gristmill.io.external_sort import write_records
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
@@ -43,11 +45,18 @@ def digest_slices(group: SliceGroup, on: MatchOn, scope: Scope, output: Path) ->
     return Result(counts, first_rows)
 
 
+def salt_of(source: str, scope: Scope) -> bytes:
+    """Return what is digested before each text, so that texts of other sources, or no others, have other digests."""
+    if scope == "per-source":
+        return source.encode() + b"\0"
+    return b""
+
+
 def _iter_records(
     group: SliceGroup, on: MatchOn, scope: Scope, counts: Counts, rejects: Rejects, first_rows: list[int]
 ) -> Iterator[NDArray]:
     """Yield DIGESTED_ROWs of the slices' documents; append the row in the group of each slice's first row."""
-    salt = group[0].source.encode() + b"\0" if scope == "per-source" else b""
+    salt = salt_of(group[0].source, scope)
     end = 0
     for part in group:
         first = end
@@ -58,9 +67,10 @@ def _iter_records(
             records = np.empty(len(batch), DIGESTED_ROW)
             records["high"] = digests[:, 0]
             records["low"] = digests[:, 1]
-            records["row"] = [first + document.key.row - part.first_row for document in batch]
+            records["row"] = np.array(rows_of(batch), np.int64) - part.first_row + first
             records["size"] = [utf8_size(document.text) for document in batch]
-            counts.add(part.source, DIGESTED, int(records["size"].sum(dtype=np.int64)), len(records))
+            size = int(records["size"].sum(dtype=np.int64))
+            counts.add(part.source, DIGESTED, size, len(records))
             end = int(records["row"][-1]) + 1
             yield records
 
@@ -142,7 +152,7 @@ def find_copies(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray, N
         last = block[:0] if last is None else last
         records = np.concatenate([last, block])
         is_copy = is_repeated(records)
-        firsts = np.maximum.accumulate(np.where(is_copy, 0, np.arange(len(records))))
+        firsts = first_of_runs(~is_copy)
         is_second = np.arange(len(records)) == firsts + 1
         is_copy[: len(last)] = False
         is_second[: len(last)] = False

@@ -1,4 +1,4 @@
-"""Signature shards to compare: those of a corpus, and those of indexes (corpora deduplicated before)."""
+"""Signature shards to compare: of a corpus, and of indexes (corpora deduplicated before)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

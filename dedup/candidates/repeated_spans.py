@@ -208,7 +208,7 @@ def _write_by_group(
 
 
 def _segments(blocks: Iterable[NDArray], field: str) -> Iterator[NDArray]:
-    """Yield the records of blocks, those of each group by themselves."""
+    """Yield the records of blocks, split by group."""
     for block in blocks:
         yield from np.split(block, np.flatnonzero(np.diff(block[field])) + 1)
 
@@ -258,7 +258,7 @@ def write_cut(
 
 
 class _Left(NamedTuple):
-    """What is left of a document: its text, the CUTs, and why the document goes, if it does."""
+    """The rest of a document: its text, the CUTs, and why the document goes, if it does."""
 
     text: str
     cuts: NDArray

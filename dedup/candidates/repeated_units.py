@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dedup.candidates.digest_join import DIGEST, is_repeated, sorted_records, with_group
+from dedup.candidates.exact_copies import salt_of
 from dedup.candidates.input_shards import Scope
 from dedup.candidates.text_units import TextUnit, is_compared, split_units, without_units
 from dedup.minhash.shingles import digest_texts
@@ -68,7 +69,7 @@ def digest_units(
     Units of the sources in `leave_alone` are numbered, but not compared.
     """
     counts = Counts({}, [])
-    salt = group[0].source.encode() + b"\0" if scope == "per-source" else b""
+    salt = salt_of(group[0].source, scope)
     min_compared = None if group[0].source in leave_alone else min_characters
     compared = _iter_units(group, unit, min_compared, counts, Rejects(output))
 

@@ -155,7 +155,7 @@ def check_batches(path: Path, batches: Iterable[pa.RecordBatch], end: int = MAX_
 
 
 def _check_types(schema: pa.Schema, header: ShardHeader) -> None:
-    """Raise ValueError unless the columns are those that write_shard writes."""
+    """Raise ValueError unless the columns are as write_shard writes them."""
     expected = {"row": pa.int64(), "signature": pa.list_(pa.uint32(), header.permutations)}
     actual = {name: schema.field(name).type for name in expected}
     if actual != expected:
@@ -172,7 +172,8 @@ def shard_paths(folder: Path) -> list[Path]:
     InputError if to_hash has not finished, or one is no regular file, such as a dangling link.
     """
     files = list_finished(folder, "the folder that to_hash wrote to")
-    shards = sorted(file for file in files if file.path.name.endswith(SUFFIX) and file.reason != HIDDEN)
+    visible = [file for file in files if file.reason != HIDDEN]
+    shards = sorted(file for file in visible if file.path.name.endswith(SUFFIX))
     if not shards:
         raise UsageError(f"{folder} holds no signature shard (*{SUFFIX}): run to_hash first")
     for shard in shards:
@@ -188,7 +189,12 @@ def shards_named(folder: Path, files: Collection[str]) -> list[Path]:
         folders = file.split("/")
         for start in range(len(folders)):  # names below a source, or below all sources
             names.add("/".join(folders[start:]))
-    return [path for path in shard_paths(folder) if path.relative_to(folder).as_posix().rpartition("+")[0] in names]
+    paths = list[Path]()
+    for path in shard_paths(folder):
+        name, _, _ = path.relative_to(folder).as_posix().rpartition("+")
+        if name in names:
+            paths.append(path)
+    return paths
 
 
 def reject_mixed_sketches(headers: Mapping[Path, ShardHeader]) -> None:

@@ -37,7 +37,7 @@ Rank = tuple[int, int]  # rank and fine rank
 
 
 class Candidate(NamedTuple):
-    """What a policy may look at of a document: its source, and if it reads documents its text and a field's value."""
+    """Values of a document for a policy: its source, and if it reads documents its text and a field's value."""
 
     source: str = ""
     text: str = ""

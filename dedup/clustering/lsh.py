@@ -92,7 +92,7 @@ def detection(similarity: ArrayLike, rows: int | NDArray[np.int64], bands: int) 
 
 @lru_cache(64)  # a run asks for the same some 15 times, and it takes 8 ms
 def band_parameters(threshold: float, permutations: int = 128, false_positive_weight: float = 0.5) -> Bands:
-    """Return the bands with the least weighted area of errors, the same choice as datasketch's MinHashLSH.
+    """Return the bands with the minimum weighted area of errors, the same choice as datasketch's MinHashLSH.
 
     False positives: the integral of `detection` from 0 to the threshold; false negatives: the integral of 1 −
     `detection` from the threshold to 1. Of equal choices the one with fewer bands. UsageError for a value out of range.

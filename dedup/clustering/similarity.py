@@ -255,7 +255,7 @@ def _first_match(
 
 @kernel
 def fewest_shared(one: int, other: int, is_containment: bool, threshold: float) -> int:
-    """Return the least number of shared shingles with which two sets of these sizes reach the threshold, in float64.
+    """Return the minimum number of shared shingles with which two sets of these sizes reach the threshold, in float64.
 
     It exceeds the smaller size if they cannot reach it.
     """

@@ -13,6 +13,7 @@ from dedup.candidates.exact_copies import DIGESTED, DIGESTED_ROW, FIRST, RowLoca
 from dedup.candidates.input_shards import Scope
 from dedup.generate_exact_pairs import STAGE, check_names, join_counts, print_summary, write_copies
 from dedup.steps.fingerprint import FORM_DIGEST
+from gristmill.batches import numbered
 from gristmill.counts import READ, Counts
 from gristmill.engine.facts import count_files, list_facts, plan_facts, without_vectors
 from gristmill.engine.options import RunOptions
@@ -20,7 +21,7 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Task
 from gristmill.io.documents import source_of
 from gristmill.io.external_sort import write_records
-from gristmill.io.facts import FactsFile, WrittenSlice, written_by_file
+from gristmill.io.facts import FactsFile, WrittenSlice, paths_of_facts, written_by_file
 
 _FACTS_FILES = 64  # of facts that one task reads
 _FACTS_ROWS = 1 << 24  # of facts that one task reads
@@ -59,7 +60,7 @@ def pair_exact_copies(
         tasks = list[Task]()
         for group in groups:
             output = run.work / "digests" / f"{group[0].path}.bin"
-            facts = FileSet(tuple(facts_dir / file.path for file in group))
+            facts = FileSet(tuple(paths_of_facts(facts_dir, group)))
             arguments = {"facts": facts, "slices": [file.slices for file in group], "scope": scope, "output": output}
             tasks.append(Task(group[0].path, digest_facts, arguments, (output,)))
         digested = run.step("digests", tasks)
@@ -67,11 +68,12 @@ def pair_exact_copies(
         copies, joined = join_digests(run, digested, DIGESTED_ROW, "copies", join_copies, {"sources": sources})
         names_of_files = set[str]()
         for file in files:
-            names_of_files.update(part.file for part in file.slices)
+            names_of_files.update(file.corpus_files)
         names = sorted(names_of_files)
         write_copies(run, names, locate_rows(groups, names), copies, outputs)
         counts = join_counts(digested.counts, joined.counts)
-        counts = run.finish(counts.merge(run.note("files that are read", count_files(files))))
+        read = run.note("files that are read", count_files(files))
+        counts = run.finish(counts.merge(read))
     if not options.quiet:
         print_summary(counts, joined.counts.total(FIRST).documents)
     return counts
@@ -119,8 +121,9 @@ def digest_facts(facts: FileSet, slices: list[list[WrittenSlice]], scope: Scope,
                 records["high"] = table.column(FORM_DIGEST[0]).to_numpy() ^ salt[0]
                 records["low"] = table.column(FORM_DIGEST[1]).to_numpy() ^ salt[1]
                 records["row"] = table.column("row").to_numpy() + starts[file]
-                records["size"] = table.column("bytes").to_numpy()
-                size = int(table.column("bytes").to_numpy().sum())
+                sizes = table.column("bytes").to_numpy()
+                records["size"] = sizes
+                size = int(sizes.sum())
                 counts.add(source, READ, size, len(records))
                 counts.add(source, DIGESTED, size, len(records))
                 yield records
@@ -143,7 +146,7 @@ def locate_rows(groups: Sequence[Sequence[FactsFile]], names: Sequence[str]) -> 
 
     `names` are of all files.
     """
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers = numbered(names)
     packed = list[int]()
     files = list[int]()
     first_rows = list[int]()

@@ -43,7 +43,7 @@ def select_signatures(
         for file in files:
             planned += _shards_of(file, output_dir).values()
         reject_unknown_files(output_dir, planned, (SUFFIX,), run.ledger)
-        groups = [_corpus_files_of(file) for file in files]
+        groups = [file.corpus_files for file in files]
         skipped, keys = plan_skipped(run, skip, groups, "keys")
         tasks = list[Task]()
         for file, group in zip(files, groups, strict=True):
@@ -58,7 +58,8 @@ def select_signatures(
             }
             tasks.append(Task(file.path, write_signed, given, tuple(shards.values())))
         signed = run.step("select", tasks)
-        counts = run.finish(signed.counts.merge(run.note("files that are read", count_files(listed))))
+        read = run.note("files that are read", count_files(listed))
+        counts = run.finish(signed.counts.merge(read))
     if run.ran and not options.quiet:
         print_notes(counts, sketch, skip if keys else None)
     return counts
@@ -66,12 +67,11 @@ def select_signatures(
 
 def _shards_of(file: FactsFile, output_dir: Path) -> dict[str, Path]:
     """Return the shard of each corpus file of which documents are in a file of facts, by its name."""
-    return {part.file: output_dir / f"{part.file}+{part.first}{SUFFIX}" for part in file.slices if part.documents}
-
-
-def _corpus_files_of(file: FactsFile) -> tuple[str, ...]:
-    """Return the corpus files of which documents are in a file of facts."""
-    return tuple(dict.fromkeys(part.file for part in file.slices))
+    shards = dict[str, Path]()
+    for part in file.slices:
+        if part.documents:
+            shards[part.file] = output_dir / f"{part.file}+{part.first}{SUFFIX}"
+    return shards
 
 
 def write_signed(facts: Path, vectors: Path, shards: dict[str, Path], sketch: Sketch, skip: Path | None) -> Counts:

@@ -55,7 +55,8 @@ def shingle_sets(texts: Sequence[str], width: int = 13, unit: Unit = "character"
         form = np.empty(form_size(int(np.max(np.diff(offsets)))), np.uint8)
         _hash_texts(data, offsets, width, unit == "word", form, hashes, counts)
         ends = np.cumsum(counts)
-        sets.extend(hashes[end - count : end].copy() for end, count in zip(ends, counts, strict=True))
+        for end, count in zip(ends, counts, strict=True):
+            sets.append(hashes[end - count : end].copy())
     return sets
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import is_of_index
 from dedup.clustering.keep_policy import DROPPED, INDEXED, ORDINARY, Candidate, KeepPolicy
+from gristmill.batches import numbered
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError, UsageError
@@ -62,7 +63,7 @@ class Clusters:
                 rows.append(key.row)
                 numbers.append(number)
         names = sorted(set(files))
-        number_of = {name: number for number, name in enumerate(names)}
+        number_of = numbered(names)
         members = np.zeros(len(files), MEMBER)
         members["cluster"] = numbers
         members["file"] = [number_of[file] for file in files]
@@ -143,7 +144,7 @@ def open_keep_order(
     names: list[str], keep: KeepPolicy, dropped: Sequence[Path], output: Path, memory: int
 ) -> Iterator["KeepOrder"]:
     """Yield the KeepOrder for the keys in the sets `dropped`; work files are named after `output`."""
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers = numbered(names)
     with PackedKeys.of(dropped, numbers, output.with_name(f"{output.name}.dropped"), memory) as keys:
         yield KeepOrder(names, keep, keys)
 

@@ -31,6 +31,7 @@ from dedup.removal.removal_table import (
     REASONS,
     REMOVAL,
 )
+from dedup.runs import first_of_runs, is_start_of_run
 from gristmill.batches import batched
 from gristmill.budget import reserve_memory
 from gristmill.counts import READ, Counts
@@ -114,7 +115,7 @@ def remove_all_but_first(blocks: Iterable[NDArray], counts: SourceTallies) -> It
     before = 0  # members of that cluster so far, without its first
     for block in blocks:
         members = block if first is None else np.concatenate([first, block])
-        is_start = np.diff(members["cluster"], prepend=members["cluster"][0] - 1) != 0
+        is_start = is_start_of_run(members["cluster"])
         is_ours = members["tier"] != INDEXED
         is_removed = ~is_start & is_ours
         is_kept = is_start & is_ours
@@ -122,7 +123,7 @@ def remove_all_but_first(blocks: Iterable[NDArray], counts: SourceTallies) -> It
             is_kept[0] = False
         counts.add(KEPT, members["file"][is_kept])
         counts.add(DUPLICATE, members["file"][is_removed])
-        firsts = np.maximum.accumulate(np.where(is_start, np.arange(len(members)), 0))
+        firsts = first_of_runs(is_start)
         ranks = np.arange(len(members)) - firsts
         ranks[firsts == 0] += before
         first = members[firsts[-1:]]

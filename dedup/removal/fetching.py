@@ -19,7 +19,7 @@ from dedup.candidates.input_shards import SignatureShard
 from dedup.clustering.keep_policy import LAST, Candidate, KeepPolicy
 from dedup.minhash.shingles import HASHING_FACTOR
 from dedup.removal.clusters import MEMBER_FIELDS, MemberFile, SliceMembers, Span, read_span
-from dedup.removal.removal_table import FOUND_IDS
+from dedup.removal.removal_table import OWN_IDS
 from gristmill.budget import MemoryReservation
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet, Result
@@ -27,7 +27,7 @@ from gristmill.io.documents import Document, Slice, source_of
 from gristmill.io.external_sort import read_records, scatter_records, write_records
 from gristmill.io.keys import pack_keys
 from gristmill.io.readers import read_chosen
-from gristmill.storage.local import atomic_write
+from gristmill.storage.local import atomic_write, open_atomically
 
 CLUSTERED = "in a cluster"
 WITHOUT_FIELD = "in a cluster, without the field"
@@ -74,9 +74,11 @@ def fetch_texts(
     """
     counts = Counts({}, [])
     with ExitStack() as stack:
-        ids_file = stack.enter_context(stack.enter_context(atomic_write(ids)).open("wb"))
-        to_ids = stack.enter_context(pa.ipc.new_stream(ids_file, FOUND_IDS))
-        to_texts = stack.enter_context(stack.enter_context(atomic_write(texts)).open("wb")) if texts else None
+        ids_file = stack.enter_context(open_atomically(ids))
+        to_ids = stack.enter_context(pa.ipc.new_stream(ids_file, OWN_IDS))
+        to_texts: BinaryIO | None = None
+        if texts:
+            to_texts = stack.enter_context(open_atomically(texts))
         fetcher = _Fetcher(keep, to_texts, to_ids, counts)
 
         def blocks() -> Iterator[NDArray]:
@@ -133,7 +135,7 @@ class _Fetcher:
         self.id_count = 0
         self.own_ids: list[str | None] = []  # of the documents found
         self.is_without_field = False  # whether a document without the policy's field was found
-        self.found: list[tuple[int, int, int, int]] = []  # rank, fine rank, offset, size
+        self.ranked: list[tuple[int, int, int, int]] = []  # rank, fine rank, offset, size
 
     def fetch(self, part: Slice, members: NDArray) -> Iterator[NDArray]:
         """Yield blocks of FETCHED for all MEMBERs (n) of a slice, which are in row order. InputError if one is missing.
@@ -143,7 +145,7 @@ class _Fetcher:
         done = 0
         for document in read_chosen(part, members["row"].tolist()):
             self._store(document)
-            if len(self.found) == _BATCH:
+            if len(self.ranked) == _BATCH:
                 yield self._block(members[done : done + _BATCH])
                 done += _BATCH
         yield self._block(members[done:])
@@ -153,7 +155,7 @@ class _Fetcher:
         (rank, fine_rank), reason = self._rank(document)
         self.counts.add(document.key.source, READ, len(data))
         self.counts.add(document.key.source, reason, len(data))
-        self.found.append((rank, fine_rank, self.offset, len(data)))
+        self.ranked.append((rank, fine_rank, self.offset, len(data)))
         self.own_ids.append(document.own_id)
         if self.texts:
             hold = MemoryReservation()
@@ -167,8 +169,10 @@ class _Fetcher:
         """Return the document's rank and fine rank by the policy, and the reason it is counted under."""
         if not self.keep.reads_documents:
             return (0, 0), CLUSTERED
-        value = self.keep.value({name: document.value(name) for name in self.keep.path[:1]})
-        rank = self.keep.rank(Candidate(document.key.source, document.text, value))
+        fields = {name: document.value(name) for name in self.keep.path[:1]}
+        value = self.keep.value(fields)
+        candidate = Candidate(document.key.source, document.text, value)
+        rank = self.keep.rank(candidate)
         if rank is not None:
             return rank, CLUSTERED
         if value is None:
@@ -182,19 +186,21 @@ class _Fetcher:
     def _block(self, members: NDArray) -> NDArray:
         """Return what was found of MEMBERs (n) as FETCHED, and write their own ids."""
         fetched = without_text(members)
-        members_found = np.array(self.found, np.int64).reshape(-1, 4)
+        ranked = np.array(self.ranked, np.int64).reshape(-1, 4)
         if self.keep.reads_documents:  # other policies' ranks were assigned with the tiers
-            fetched["rank"] = members_found[:, 0]
-            fetched["fine_rank"] = members_found[:, 1]
-        fetched["offset"] = members_found[:, 2]
-        fetched["size"] = members_found[:, 3]
-        has_id = np.array([own_id is not None for own_id in self.own_ids], np.bool_)
+            fetched["rank"] = ranked[:, 0]
+            fetched["fine_rank"] = ranked[:, 1]
+        fetched["offset"] = ranked[:, 2]
+        fetched["size"] = ranked[:, 3]
+        ids_or_null = pa.array(self.own_ids, pa.string())
+        has_id = ids_or_null.is_valid().to_numpy(zero_copy_only=False)
         if has_id.any():
-            packed = pack_keys(members["file"][has_id], members["row"][has_id])
-            own_ids = pa.array([own_id for own_id in self.own_ids if own_id is not None], pa.string())
-            self.ids.write_batch(pa.record_batch([packed, own_ids], schema=FOUND_IDS))
+            with_id = members[has_id]
+            packed = pack_keys(with_id["file"], with_id["row"])
+            own_ids = ids_or_null.drop_null()
+            self.ids.write_batch(pa.record_batch([packed, own_ids], schema=OWN_IDS))
             self.id_count += len(own_ids)
-        self.found = []
+        self.ranked = []
         self.own_ids = []
         return fetched
 
@@ -218,13 +224,15 @@ def scatter_fetched(
     first clusters of all parts.
     """
     with ExitStack() as stack:
-        targets = [stack.enter_context(stack.enter_context(atomic_write(path)).open("wb")) for path in text_outputs]
+        targets = [stack.enter_context(open_atomically(path)) for path in text_outputs]
         ends = [0] * len(targets)
 
         def blocks() -> Iterator[tuple[NDArray, NDArray[np.int64]]]:
             for number, path in enumerate(fetched.paths):
                 with ExitStack() as opened:
-                    source = opened.enter_context(texts.paths[number].open("rb")) if targets else None
+                    source: BinaryIO | None = None
+                    if targets:
+                        source = opened.enter_context(texts.paths[number].open("rb"))
                     for block in read_records(path, FETCHED, _BLOCK):
                         part = np.searchsorted(parts, block["cluster"], side="right") - 1
                         if source:

@@ -19,9 +19,9 @@ from gristmill.io.artefacts import ROW_GROUP_SIZE, open_table_writer, stream_dic
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import PackedKeys, Rows, pack_keys, stream_keys
-from gristmill.storage.local import atomic_write
+from gristmill.storage.local import open_atomically
 
-FOUND_IDS = pa.schema({"key": pa.uint64(), "id": pa.string()})  # of documents that have an id; keys are packed
+OWN_IDS = pa.schema({"key": pa.uint64(), "id": pa.string()})  # of documents that have an id; keys are packed
 _CLUSTERS_SCHEMA = pa.schema({"cluster": pa.int64(), "file": pa.string(), "row": pa.int64(), "id": pa.string()})
 KEPT = "kept"
 DUPLICATE = "duplicate"
@@ -55,13 +55,13 @@ class IdFiles(NamedTuple):
 
 
 def join_ids(fetched: FileSet, keys: Path, ends: Path, texts: Path) -> None:
-    """Task: write the IdFiles of what fetch tasks found: streams of FOUND_IDS in the order of the corpus."""
+    """Task: write the IdFiles of what fetch tasks found: streams of OWN_IDS in the order of the corpus."""
     last = -1
     end = 0
     with ExitStack() as stack:
-        to_keys, to_ends, to_texts = (
-            stack.enter_context(stack.enter_context(atomic_write(path)).open("wb")) for path in (keys, ends, texts)
-        )
+        to_keys = stack.enter_context(open_atomically(keys))
+        to_ends = stack.enter_context(open_atomically(ends))
+        to_texts = stack.enter_context(open_atomically(texts))
         to_ends.write(bytes(8))
         for path in fetched.paths:
             with path.open("rb") as file:
@@ -78,7 +78,7 @@ def join_ids(fetched: FileSet, keys: Path, ends: Path, texts: Path) -> None:
 
 
 class OwnIds:
-    """Looks ids up by key; memory holds those asked for alone."""
+    """Looks ids up by key; memory holds only the ids asked for."""
 
     def __init__(self, files: IdFiles) -> None:
         self.keys = np.memmap(files.keys, np.uint64, "r")

@@ -1,6 +1,6 @@
 """Steps of the removal stage: sort → fetch → scatter → decide → write; where no document is read: decide → write."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,7 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.slices import cut_corpus, group_slices
 from gristmill.engine.task import FileSet, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CorpusFile, Slice
+from gristmill.io.documents import CorpusFile, Slice, total_size
 from gristmill.wording import count_of
 
 _SHARDS = 64  # of an index, which one task reads
@@ -52,7 +52,7 @@ class RemovalSettings:
 
 
 class Sorted(NamedTuple):
-    """Files of the step sort: all members by file and row, and those of an index by cluster."""
+    """Files of the step sort: all members by file and row, and members of an index by cluster."""
 
     members: Path
     indexed: Path
@@ -112,12 +112,19 @@ def fetch(
     _check_field(settings, done.counts)
     if settings.check:
         _check_signatures(plan, done.counts)
-    records = FileSet(tuple(task.arguments["output"] for task in tasks))
-    texts = FileSet(tuple(task.arguments["texts"] for task in tasks) if settings.check else ())
+    records = _files_given(tasks, "output")
+    texts = FileSet(())
+    if settings.check:
+        texts = _files_given(tasks, "texts")
     ids = None
     if any(done.values(int | None)):  # type: ignore[arg-type]
-        ids = FileSet(tuple(task.arguments["ids"] for task in of_corpus))
+        ids = _files_given(of_corpus, "ids")
     return FetchedFiles(records, texts), ids, done.counts
+
+
+def _files_given(tasks: Iterable[Task], name: str) -> FileSet:
+    """Return the files that tasks have as an argument."""
+    return FileSet(tuple(task.arguments[name] for task in tasks))
 
 
 def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slices: Sequence[Slice]) -> Iterator[Task]:
@@ -135,16 +142,17 @@ def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slice
         output = run.work / "fetched" / f"{number:06}.index"
         ids = output.with_suffix(".ids")
         texts = output.with_suffix(".text") if settings.check else None
+        spans = [part.span for part in parts]
         arguments = {
             "parts": tuple(parts),
-            "members": MemberFile.of(members.members, [part.span for part in parts]),
+            "members": MemberFile.of(members.members, spans),
             "keep": settings.keep,
             "output": output,
             "ids": ids,
             "texts": texts,
         }
         outputs = (output, ids, texts) if texts else (output, ids)
-        yield Task(group[0].label, fetch_texts, arguments, outputs, sum(part.size for part in group))
+        yield Task(group[0].label, fetch_texts, arguments, outputs, total_size(group))
 
 
 def _signature_tasks(run: StageRun, members: Sorted, shards: Sequence[SignatureShard], first: int) -> Iterator[Task]:
@@ -187,7 +195,8 @@ def _check_files(
 
 def _check_field(settings: RemovalSettings, fetched: Counts) -> None:
     """Raise UsageError if no document of a cluster has the policy's field with a number or a date in it."""
-    without = fetched.total(WITHOUT_FIELD).documents + fetched.total(UNREADABLE_FIELD).documents
+    without = fetched.total(WITHOUT_FIELD).documents
+    without += fetched.total(UNREADABLE_FIELD).documents
     if without and not _count_clustered(fetched, of_index=False):
         field = ".".join(settings.keep.path)
         raise UsageError(
@@ -244,7 +253,9 @@ def _scatter(run: StageRun, parts: list[int], fetched: FetchedFiles) -> list[Fet
     files_of_parts = list[FetchedFiles]()
     for part in range(len(parts)):
         records_of_part = FileSet.of(tasks, part)
-        texts_of_part = FileSet.of(tasks, len(parts) + part) if len(fetched.texts) else FileSet(())
+        texts_of_part = FileSet(())
+        if len(fetched.texts):
+            texts_of_part = FileSet.of(tasks, len(parts) + part)
         files_of_parts.append(FetchedFiles(records_of_part, texts_of_part))
     return files_of_parts
 
@@ -304,12 +315,12 @@ def write(
     outputs = (table, pickle) if pickle else (table,)
     tasks = [Task("write", write_removals, arguments, outputs, memory=run.options.memory_bytes)]
     if ids:
-        output = clusters_beside(table)
+        output = clusters_next_to(table)
         named = {"input_file": settings.input_file, "ids": ids, "output": output}
         tasks.append(Task("clusters", write_clusters, named, (output,)))
     run.step("write", tasks)
 
 
-def clusters_beside(table: Path) -> Path:
+def clusters_next_to(table: Path) -> Path:
     """Return the table of the clusters with the documents' own ids, next to that of removed documents."""
     return table.with_name(f"{table.stem}_clusters.parquet")

@@ -224,7 +224,7 @@ def _open(records: NDArray) -> NDArray:
 
 
 def span_of(records: NDArray, firsts: NDArray, windows: int | None = None) -> NDArray:
-    """Return the SPANs of blocks or windows (n) and those that they repeat (n)."""
+    """Return the SPANs of blocks or windows (n) and the SPANs that they repeat (n)."""
     spans = np.empty(len(records), SPAN)
     for name in PLACE:
         spans[name] = records[name]

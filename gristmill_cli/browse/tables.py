@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dedup.removal.steps import clusters_beside
+from dedup.removal.steps import clusters_next_to
 from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey, Document
@@ -83,8 +83,10 @@ class PagedTable:
         row_of_key = dict[DocKey, dict[str, Any]]()
         if not keys:
             return row_of_key
-        files = pa.array(sorted({key.file for key in keys}))
-        numbers = pa.array(sorted({key.row for key in keys}))
+        files_of_keys = {key.file for key in keys}
+        rows_of_keys = {key.row for key in keys}
+        files = pa.array(sorted(files_of_keys))
+        numbers = pa.array(sorted(rows_of_keys))
         for group in range(self.file.num_row_groups):
             table = self.file.read_row_group(group)
             is_candidate = pc.and_(pc.is_in(table["file"], files), pc.is_in(table["row"], numbers))
@@ -173,16 +175,19 @@ class RunTables:
         self._stack = ExitStack()
 
     def __enter__(self) -> "RunTables":
-        named = clusters_beside(DUPLICATES)  # with the documents' own ids, if they have some
+        named = clusters_next_to(DUPLICATES)  # with the documents' own ids, if they have some
         clusters = named if is_file(self.out / named) else CLUSTERS
         removed = Path(removed_table(self.config).name)
         tables = {"clusters": clusters, "duplicates": DUPLICATES, "rules": removed}
         for stage in plan_stages(self.config):
             if stage.browsed_as and stage.losses:
                 tables[stage.browsed_as] = stage.losses
-        paths = {name: self.out / path for name, path in tables.items() if is_file(self.out / path)}
+        paths = dict[str, Path]()
+        for name, path in tables.items():
+            if is_file(self.out / path):
+                paths[name] = self.out / path
         copies = self._stack.enter_context(local_copies(list(paths.values())))
-        self.tables = {name: PagedTable(copy) for name, copy in zip(paths, copies, strict=True)}
+        self.tables = dict(zip(paths, map(PagedTable, copies), strict=True))
         self.clusters: ClusterIndex | None = None
         if "clusters" in self.tables:
             self.clusters = ClusterIndex(self.tables["clusters"])

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from dedup import dedup_train
-from dedup.dedup_train import IN_HOLDOUT, _groups_beside
+from dedup.dedup_train import IN_HOLDOUT, _groups_for
 from gristmill.counts import READ, WRITTEN
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
@@ -65,7 +65,7 @@ def test_texts_of_every_chunk_of_the_holdout_are_removed(out: Path) -> None:
 def test_digests_that_tasks_fetch_are_a_share_of_the_corpus_however_large(growth: int) -> None:
     files = [CorpusFile(Path(f"/t/chunk1/{i}.zst"), f"chunk1/{i}.zst", 60 << 20) for i in range(50 * growth)]
     digests = FileInfo(growth << 20, 0)
-    groups = list(_groups_beside(digests, files))
+    groups = list(_groups_for(digests, files))
     assert [part.name for group in groups for part in group] == [file.name for file in files]
     assert len(groups) * digests.size <= sum(file.size for file in files) / 16 + digests.size
     assert growth > 1 or len(groups) == len(files)
