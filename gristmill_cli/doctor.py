@@ -52,7 +52,7 @@ def doctor(config: Positional[Path | None] = None) -> Group:
     """
     if config:
         return _extras_of_run(config)
-    return Group(_machine(), Text(), _extras(), *(Text(line) for line in _advice()))
+    return Group(_machine(), Text(), _extras(), *map(Text, _advice()))
 
 
 def requirements_of(extra: str) -> list[str]:

@@ -79,7 +79,10 @@ def estimate(config: EstimateConfig) -> Estimate:
     size = parse_bytes(config.sample, "--sample")
     first, end = _check(config)
     names = ("workers", "scratch_size", "shard", "executor", "address")
-    unused = [f"--{name}" for name in names if getattr(config, name) != getattr(EstimateConfig, name)]
+    unused = list[str]()
+    for name in names:
+        if getattr(config, name) != getattr(EstimateConfig, name):
+            unused.append(f"--{name}")
     if unused:
         print(f"note: {', '.join(unused)} do not change an estimate: they only say where a run works", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="gristmill-estimate-") as name:
@@ -89,16 +92,20 @@ def estimate(config: EstimateConfig) -> Estimate:
             corpus = folder / "machine"
             harvest_corpus(corpus, size / 1e6)
         extent, raw = write_samples(corpus, config, size, folder)
-        sample_of = {name: _sample_config(config, folder / name, folder / f"{name}-out") for name in ("small", "large")}
-        check_config(sample_of["small"])
+        small_config = _sample_config(config, folder / "small", folder / "small-out")
+        large_config = _sample_config(config, folder / "large", folder / "large-out")
+        check_config(small_config)
         with open_execution_context(config.run_options, folder / "estimate.lock") as context:
             options = replace(config.run_options, of_run=context)  # functions of the user have one worker for all runs
-            _run(replace(sample_of["small"], out=folder / "warm-out"), options)  # loads and compiles what runs use
-            small = _run(sample_of["small"], options)
-            large = _run(sample_of["large"], options)
+            _run(replace(small_config, out=folder / "warm-out"), options)  # loads and compiles what runs use
+            small = _run(small_config, options)
+            large = _run(large_config, options)
     text = large[0].counts.total("read").bytes
     sampled = Extent(large[0].counts.total("read").documents, text, 0, 1)
-    removed = sum(run.counts.total(DUPLICATE).documents for run in large if run.stage.is_in_funnel)
+    removed = 0
+    for run in large:
+        if run.stage.is_in_funnel:
+            removed += run.counts.total(DUPLICATE).documents
     duplicates = removed / max(1, sampled.documents)
     if config.bytes:
         given = parse_bytes(config.bytes, "--bytes")

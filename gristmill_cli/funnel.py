@@ -65,16 +65,20 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
     def __rich__(self) -> Group:
         counts = Counts(self.tallies, [])
         lost = [reason for reason in counts.reasons if reason not in (*INCOMING, TRAIN, HELD_OUT)]
-        gained = [reason for reason in INCOMING if reason in counts.reasons]
-        rules = [reason for reason in lost if reason in RULES]
-        others = [reason for reason in lost if reason not in rules]
-        columns = gained
+        columns = [reason for reason in INCOMING if reason in counts.reasons]
+        rules = list[str]()
+        others = list[str]()
+        for reason in lost:
+            if reason in RULES:
+                rules.append(reason)
+            else:
+                others.append(reason)
         if rules:
             columns.append(_RULES)
         columns += [*others, HELD_OUT, TRAIN]
         summed = {_RULES: rules}
         files = file_columns(counts)
-        documents = _table("funnel: documents", [_heading(name) for name in columns])
+        documents = _table("funnel: documents", list(map(_heading, columns)))
         sizes = _table("", ["MB in", "MB train", "tokens train", *files])
         of_train = self.tokens[TRAIN]
         for source in [*sorted(self.tallies), None]:
@@ -91,10 +95,13 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
                 total = sum(counts.total(reason, source).documents for reason in reasons)
                 totals.append(f"{total:,}")
             documents.add_row(name, *totals, style=style)
-            megabytes = [f"{counts.total(reason, source).bytes / 1e6:,.2f}" for reason in (READ, TRAIN)]
+            megabytes_in = counts.total(READ, source).bytes / 1e6
+            megabytes_out = counts.total(TRAIN, source).bytes / 1e6
             of_files = [write(source) for write in files.values()]
-            sizes.add_row(name, *megabytes, f"{tokens:,}", *of_files, style=style)
-        parts: list[RenderableType] = [Text(f"warning: {line}", style="bold") for line in self.warnings]
+            sizes.add_row(name, f"{megabytes_in:,.2f}", f"{megabytes_out:,.2f}", f"{tokens:,}", *of_files, style=style)
+        parts = list[RenderableType]()
+        for line in self.warnings:
+            parts.append(Text(f"warning: {line}", style="bold"))
         parts.append(documents)
         if rules:
             parts += [Text(), self._by_rule(counts, rules)]
@@ -109,7 +116,8 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
         table = _table("documents removed by rules", ["all", *sources])
         table.columns[0].header = "rule"
         for rule in sorted(rules, key=lambda rule: -counts.total(rule).documents):
-            table.add_row(rule, *(f"{counts.total(rule, source).documents:,}" for source in (None, *sources)))
+            removed = [f"{counts.total(rule, source).documents:,}" for source in (None, *sources)]
+            table.add_row(rule, *removed)
         return table
 
 
@@ -176,6 +184,11 @@ def build_funnel(stages: Sequence[Counts], manifests: dict[str, Manifest], warni
         tokens[name] = {source: record.tokens for source, record in of_folders(manifest).items()}
     damaged = {name: damage.fault for name, damage in stages[0].damaged.items()}
     return Funnel(whole.tallies, tokens, damaged, list(warnings))
+
+
+def load_manifests(out: Path) -> dict[str, Manifest]:
+    """Return the manifests of the train set and the holdout of a run, by name."""
+    return {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
 
 
 def of_folders(manifest: Manifest) -> dict[str, SourceRecord]:

@@ -1,10 +1,11 @@
 """Commands: what rules of a recipe, or scores of models, would remove from a corpus, with examples, before a run."""
 
 import random
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,7 +136,9 @@ def preview_scores(config: Positional[Path], documents: int = 1000, examples: in
     for step in scores:
         table = options.scores[step.score]
         positions, values = done.facts.get(step.fact, (np.empty(0, np.int64), np.empty(0, np.float32)))
-        scored = [(float(value), sample[at]) for at, value in zip(positions.tolist(), values, strict=True)]
+        scored = list[Scored]()
+        for position, value in zip(positions.tolist(), values, strict=True):
+            scored.append(Scored(float(value), sample[position]))
         lines += [Text(), *_report_score(step.score, table, scored, examples)]
     return Group(*lines)
 
@@ -159,51 +162,74 @@ def _documents_of(options: RunConfig) -> Iterator[Document]:
             yield document
 
 
-def _report_score(
-    name: str, table: ScoreOptions, scored: list[tuple[float, Document]], examples: int
-) -> Iterator[RenderableType]:
-    """Yield a table of a score by source, and the documents next to its limits."""
-    by_source: dict[str, list[tuple[float, Document]]] = {}
+class Scored(NamedTuple):
+    """A document and its score."""
+
+    score: float
+    document: Document
+
+
+def _by_source(scored: Sequence[Scored]) -> dict[str, NDArray[np.float64]]:
+    """Return the scores of each source's documents, in the order of their names."""
+    scores = defaultdict[str, list[float]](list)
     for score, document in scored:
-        by_source.setdefault(document.key.source, []).append((score, document))
+        scores[document.key.source].append(score)
+    return {source: np.array(scores[source]) for source in sorted(scores)}
+
+
+def _report_score(name: str, table: ScoreOptions, scored: list[Scored], examples: int) -> Iterator[RenderableType]:
+    """Yield a table of a score by source, and the documents next to its limits."""
+    by_source = _by_source(scored)
     shown = Table(name, box=None, pad_edge=False, collapse_padding=True)
-    for column in ("documents", *(f"{p}%" for p in _SCORE_PERCENTILES), "limit", "kept"):
+    for column in ("documents", *_percent_signs(_SCORE_PERCENTILES), "limit", "kept"):
         shown.add_column(column, justify="right", no_wrap=True)
     limits: dict[str, float] = {}
     upper = np.inf if table.max is None else table.max
-    for source, own in sorted(by_source.items()):
-        values = np.array([score for score, _ in own])
-        of = np.array([score for score, _ in scored]) if table.of == "all" else values
-        limits[source] = _limit_of(table, of)
+    all_values = np.array([score for score, _ in scored])
+    for source, values in by_source.items():
+        limits[source] = _limit_of(table, all_values if table.of == "all" else values)
         is_kept = (values >= limits[source]) & (values <= upper)
         share = _share_by_curve(table, values) if table.keep else float(is_kept.mean())
         kept = f"{100 * share:.1f}%"
-        spread = (f"{value:.3g}" for value in np.percentile(values, _SCORE_PERCENTILES))
-        given = [f"{limit:.3g}" for limit in (limits[source], upper) if np.isfinite(limit)]
-        limit = " to ".join(given) or "none"
-        shown.add_row(source, f"{len(own):,}", *spread, limit, kept)
+        spread = [f"{value:.3g}" for value in np.percentile(values, _SCORE_PERCENTILES)]
+        bounds = filter(np.isfinite, (limits[source], upper))
+        limit = " to ".join(f"{bound:.3g}" for bound in bounds) or "none"
+        shown.add_row(source, f"{len(values):,}", *spread, limit, kept)
     yield shown
     if table.bands:
         yield _bands_of(table, scored)
     if table.min is not None or table.quantile is not None:
-        distances = [(score - limits[document.key.source], score, document) for score, document in scored]
-        yield from _examples_at(distances, "just below, and left out", "just above, and kept", examples)
+
+        def above_limit(item: Scored) -> float:
+            return item.score - limits[item.document.key.source]
+
+        yield from _examples_at(scored, above_limit, "just below, and left out", "just above, and kept", examples)
     if table.max is not None:
-        distances = [(upper - score, score, document) for score, document in scored]
-        yield from _examples_at(distances, "just above max, and left out", "just below max", examples)
+
+        def below_max(item: Scored) -> float:
+            return upper - item.score
+
+        yield from _examples_at(scored, below_max, "just above max, and left out", "just below max", examples)
 
 
 def _examples_at(
-    distances: list[tuple[float, float, Document]], left_out: str, kept: str, examples: int
+    scored: Sequence[Scored], margin: Callable[[Scored], float], left_out: str, kept: str, examples: int
 ) -> Iterator[RenderableType]:
-    """Yield the documents next to a limit, given how far each is on its good side, its score, and itself."""
-    outside = sorted((item for item in distances if item[0] < 0), key=lambda item: -item[0])
-    inside = sorted((item for item in distances if item[0] >= 0), key=lambda item: item[0])
+    """Yield the documents next to a limit, given the margin of each: how far it is on the good side."""
+    inside = list[Scored]()
+    outside = list[Scored]()
+    for item in scored:
+        if margin(item) < 0:
+            outside.append(item)
+        else:
+            inside.append(item)
+    inside.sort(key=margin)
+    outside.sort(key=margin, reverse=True)
     for title, nearest in ((left_out, outside), (kept, inside)):
         yield Text()
         yield Text(title, style="bold")
-        for _, score, document in nearest[:examples]:
-            yield from _example(score, document)
+        for item in nearest[:examples]:
+            yield from _example(item.score, item.document)
 
 
 def _share_by_curve(table: ScoreOptions, values: NDArray[np.float64]) -> float:
@@ -212,22 +238,29 @@ def _share_by_curve(table: ScoreOptions, values: NDArray[np.float64]) -> float:
     return float(np.interp(values, points[:, 0], points[:, 1]).mean())
 
 
-def _bands_of(table: ScoreOptions, scored: list[tuple[float, Document]]) -> Table:
+def _bands_of(table: ScoreOptions, scored: list[Scored]) -> Table:
     """Return which share of each source's documents is in each band."""
     bands = parse_bands(table.bands)
-    every = np.array([score for score, _ in scored])
+    all_values = np.array([score for score, _ in scored])
     shown = Table("source", box=None, pad_edge=False, collapse_padding=True)
     for band in reversed(bands):
         shown.add_column(f"{band.name} ×{band.weight:g}", justify="right", no_wrap=True)
-    for source in sorted({document.key.source for _, document in scored}):
-        values = np.array([score for score, document in scored if document.key.source == source])
-        of = every if table.of == "all" else values
+    for source, values in _by_source(scored).items():
+        ranked = all_values if table.of == "all" else values
         limits = list[float]()
         for band in bands[1:]:
-            limits.append(float(np.quantile(of, band.quantile)) if band.quantile is not None else float(band.min or 0))
+            limit = float(band.min or 0)
+            if band.quantile is not None:
+                limit = float(np.quantile(ranked, band.quantile))
+            limits.append(limit)
         counts = np.bincount(np.searchsorted(limits, values, side="right"), minlength=len(bands))
-        shown.add_row(source, *(f"{count / len(values):.1%}" for count in counts[::-1].tolist()))
+        shares = [f"{count / len(values):.1%}" for count in counts[::-1].tolist()]
+        shown.add_row(source, *shares)
     return shown
+
+
+def _percent_signs(percentiles: Iterable[float]) -> list[str]:
+    return [f"{percentile}%" for percentile in percentiles]
 
 
 def _limit_of(table: ScoreOptions, scores: NDArray[np.float64]) -> float:
@@ -271,7 +304,10 @@ class _Verdicts:
 def _judge(recipe: Recipe, sample: list[Document]) -> _Verdicts:
     """Apply all rules to each document of a sample."""
     names = [step.name for step in recipe.steps if isinstance(step, Bounds)]
-    verdicts = _Verdicts({name: [] for name in names}, {name: [] for name in names})
+    verdicts = _Verdicts({}, {})
+    for name in names:
+        verdicts.values[name] = []
+        verdicts.first[name] = []
     splitter = recipe.new_splitter()
     for document in sample:
         url = ""
@@ -309,7 +345,7 @@ def _report(recipe: Recipe, sample: list[Document], total: int, examples: int) -
     """Return what the rules would remove from a sample of `total` documents, for a terminal."""
     verdicts = _judge(recipe, sample)
     table = Table("rule", box=None, pad_edge=False, collapse_padding=True)
-    for name in ("keeps", "removed", "share", "alone", *(f"{p}%" for p in _PERCENTILES)):
+    for name in ("keeps", "removed", "share", "alone", *_percent_signs(_PERCENTILES)):
         table.add_column(name, justify="right", no_wrap=True)
     if recipe.languages:
         count = len(verdicts.first.get(LANGUAGE, []))

@@ -3,7 +3,7 @@
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,22 @@ from gristmill.wording import count_of
 from gristmill_cli.alarms import check_strict, find_alarms
 from gristmill_cli.documents.last_list import note_list, warn_of_missing_lines
 from gristmill_cli.first_records import check_first_records
-from gristmill_cli.funnel import FUNNEL_FILE, TRAIN, Funnel, at_folder, build_funnel, check_counts_between
+from gristmill_cli.funnel import (
+    FUNNEL_FILE,
+    TRAIN,
+    Funnel,
+    at_folder,
+    build_funnel,
+    check_counts_between,
+    load_manifests,
+)
 from gristmill_cli.run_check import check_config, check_output, options_as_typed
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import (
     changed_settings,
     choose_stages,
     load_record,
+    load_records,
     note_versions,
     plan_table,
     recorded_sources,
@@ -98,7 +107,7 @@ def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], No
     if config.explain or config.explain_tasks:
         by_option = _explain(config, stages[first:end])
         options = replace(options, explain=not by_option)
-    earlier_records = {stage.name: load_record(out, stage.name) for stage in stages}
+    earlier_records = load_records(out, stages)
     counts = dict[str, Counts]()
     for stage in stages[:first]:
         record = earlier_records[stage.name]
@@ -147,7 +156,7 @@ def _run_stages(config: RunConfig, options: RunOptions, warn: Callable[[str], No
             remove_used(config, stages, stages[: position + 1])
     if end < len(stages):
         return None
-    manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
+    manifests = load_manifests(out)
     in_funnel = [counts[stage.name] for stage in stages if stage.is_in_funnel]
     funnel = build_funnel(in_funnel, manifests, alarms)
     funnel.save(out)
@@ -246,8 +255,9 @@ def _next_steps(out: Path, held_out_documents: int, share: float) -> str:
     if store_of(out).needs_copies:
         local = Path()
         copy = f"copy {tokens} to a disk, and there "
-    folders = (f"tokens/{TRAIN}", f"tokens/{HELD_OUT}", "model")
-    train, held_out, model = (shlex.quote(str(local / name)) for name in folders)
+    train = shlex.quote(str(local / "tokens" / TRAIN))
+    held_out = shlex.quote(str(local / "tokens" / HELD_OUT))
+    model = shlex.quote(str(local / "model"))
     lines = f"\nfunnel: {out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
     if not held_out_documents:
         return spell_urls(
@@ -265,17 +275,21 @@ def _options_of(config: RunConfig) -> dict[str, Any]:
     return options
 
 
+def _without(options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the options without some of them."""
+    return {name: value for name, value in options.items() if name not in names}
+
+
 def _work_of(config: RunConfig) -> str:
     """Return all options of a run that change bytes, as JSON."""
     options = _options_of(config) | {"corpus": str(resolved(config.corpus)), "out": str(resolved(config.out))}
-    deciding = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
-    return msgspec.json.encode(deciding).decode()
+    return msgspec.json.encode(_without(options, OWN_OPTIONS)).decode()
 
 
 def _record_config(config: RunConfig) -> None:
     path = config.out / RUN_FILE
     options = _options_of(config) | {"corpus": str(resolved(config.corpus))}
-    record = {name: value for name, value in options.items() if name not in _NOT_RECORDED}
+    record = _without(options, _NOT_RECORDED)
     remove_partial_files([path])  # of a run that was killed just here
     write_file(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 

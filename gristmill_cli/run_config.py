@@ -353,7 +353,10 @@ class RunConfig(RunOptions, _Corpus):
     @property
     def weights(self) -> dict[str, float]:
         """Return epochs per source, as the mix or the sources' own tables give them. Raises UsageError if both do."""
-        own = {name: source.weight for name, source in self.sources.items() if source.weight is not None}
+        own = dict[str, float]()
+        for name, source in self.sources.items():
+            if source.weight is not None:
+                own[name] = source.weight
         twice = sorted(own.keys() & self.mix.weights.keys())
         if twice:
             raise UsageError(f"the source {twice[0]!r} has a weight in [sources] and in [mix.weights]: give one")
@@ -389,7 +392,9 @@ class RunConfig(RunOptions, _Corpus):
 
 def corpus_folders(config: RunConfig) -> list[Path]:
     """Return the folders that a run reads raw documents from."""
-    return [source.folder(config.corpus, name) for name, source in config.sources.items()] or [config.corpus]
+    if not config.sources:
+        return [config.corpus]
+    return [source.folder(config.corpus, name) for name, source in config.sources.items()]
 
 
 def load_options(options: dict[str, Any], out: Path) -> RunConfig:

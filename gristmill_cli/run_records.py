@@ -56,6 +56,11 @@ def load_record(out: Path, stage: str) -> StageRecord | None:
         return None
 
 
+def load_records(out: Path, stages: Iterable[StageSpec]) -> dict[str, StageRecord | None]:
+    """Return the record of each stage by its name, as load_record does."""
+    return {stage.name: load_record(out, stage.name) for stage in stages}
+
+
 def save_record(
     config: RunConfig,
     stage: StageSpec,

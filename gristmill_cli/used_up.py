@@ -25,6 +25,7 @@ from gristmill_cli.run_records import (
     changed_settings,
     has_other_versions,
     load_record,
+    load_records,
     stage_ledgers,
     write_record,
 )
@@ -63,7 +64,7 @@ def find_skipped(config: RunConfig, stages: Sequence[StageSpec], first: int, end
 
     Raises UsageError if the documents of a stage before `first` are needed again.
     """
-    records = {stage.name: load_record(config.out, stage.name) for stage in stages}
+    records = load_records(config.out, stages)
     gone = {name for name, record in records.items() if record and record.used_up}
     if not gone:
         return SkippedStages(set(), first)

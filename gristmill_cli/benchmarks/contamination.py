@@ -1,6 +1,7 @@
 """Command: which items of benchmarks are in the training text, and a model's scores with and without them."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,21 +135,26 @@ def find_items(
 ) -> list[ItemContamination]:
     """Return for each item where it is in the texts of `parts`."""
     places_by_item = dict[int, _Places]()
-    rows = [number for number, item in enumerate(scores) if any(map(_is_long, item.texts))]
+    rows = list[int]()
+    searchable = list[ItemScore]()
+    for number, item in enumerate(scores):
+        if any(map(_is_long, item.texts)):
+            rows.append(number)
+            searchable.append(item)
     if rows:
         with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, LocalExecutor(workers) as executor:
-            index = _write_index(Path(folder), [scores[number] for number in rows], near)
+            index = _write_index(Path(folder), searchable, near)
             calls = [Call(search_part, {"part": part, "index": index, "near": near}) for part in parts]
             results = dict(executor.run(calls))
         for _, of_part in sorted(results.items()):
             for row, places in of_part.items():
                 places_by_item.setdefault(rows[row], _Places()).add(places.best, places.documents)
     searched = list[ItemContamination]()
-    searchable = set(rows)
+    numbers_searched = set(rows)
     for number, item in enumerate(scores):
         places = places_by_item.get(number, _Places())
         kind: Kind = "none"
-        if number not in searchable:
+        if number not in numbers_searched:
             kind = "not searched"
         elif places.documents[EXACT]:
             kind = "exact"
@@ -171,7 +177,7 @@ def _write_index(folder: Path, items: Sequence[ItemScore], near: float) -> Index
     for item in items:
         records.append({f"text{number}": text for number, text in enumerate(item.texts)})
     path.write_bytes(msgspec.json.Encoder().encode_lines(records))
-    index = IndexFiles(*(folder / name for name in ("keys.bin", "entries.bin", "items.arrow", "sizes.bin")))
+    index = IndexFiles.in_folder(folder)
     write_index([CorpusFile(path, path.name, path.stat().st_size, ALL_FIELDS)], index, near > 0)
     return index
 
@@ -213,16 +219,39 @@ def _name_documents(searched: Sequence[ItemContamination]) -> None:
                 found_in.key = str(origin.key)
 
 
+@dataclass
+class _TaskScores:
+    """The scores of a task's items: of all, of those without contamination, and of the others; items of each kind."""
+
+    scores: list[ItemScore] = field(default_factory=list)
+    clean: list[ItemScore] = field(default_factory=list)
+    contaminated: list[ItemScore] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+
+def _by_task(scores: Sequence[ItemScore], searched: Sequence[ItemContamination]) -> dict[str, _TaskScores]:
+    """Return the scores of each task, in the order of the items."""
+    tasks = dict[str, _TaskScores]()
+    for score, item in zip(scores, searched, strict=True):
+        of_task = tasks.setdefault(score.task, _TaskScores())
+        of_task.scores.append(score)
+        of_task.kinds[item.contamination] += 1
+        if _is_contaminated(item):
+            of_task.contaminated.append(score)
+        else:
+            of_task.clean.append(score)
+    return tasks
+
+
 def _report(scores: Sequence[ItemScore], searched: Sequence[ItemContamination]) -> Iterable[RenderableType]:
     """Yield a table of the tasks, and a line for some of the items that were found."""
     table = Table("task", "items", *_KINDS, "metric", "all", "without", "contaminated", box=None, pad_edge=False)
-    for task in dict.fromkeys(item.task for item in scores):
-        pairs = [pair for pair in zip(scores, searched, strict=True) if pair[0].task == task]
-        kinds = [item.contamination for _, item in pairs]
-        cells = [task, f"{len(pairs):,}", *(f"{kinds.count(kind):,}" for kind in _KINDS)]
-        whole = aggregate(score for score, _ in pairs)
-        without = aggregate(score for score, item in pairs if not _is_contaminated(item))
-        alone = aggregate(score for score, item in pairs if _is_contaminated(item))
+    for task, of_task in _by_task(scores, searched).items():
+        counts = [f"{of_task.kinds[kind]:,}" for kind in _KINDS]
+        cells = [task, f"{of_task.kinds.total():,}", *counts]
+        whole = aggregate(of_task.scores)
+        without = aggregate(of_task.clean)
+        alone = aggregate(of_task.contaminated)
         for metric, value in whole.items():
             values = [f"{value:.4f}"]
             for scores_of_part in (without, alone):

@@ -19,6 +19,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from tyro.conf import Positional
 
+from gristmill.batches import numbered
 from gristmill.errors import UsageError, require
 from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes
@@ -158,7 +159,7 @@ def _choose_passages(holdout: Path, count: int, seed: int, tokenizer: Path | Non
     for passage in ordered:
         counts.update(filter(_is_plain, passage.words()))
     vocabulary = sorted(counts, key=lambda word: (counts[word], word))
-    return Passages(ordered, vocabulary, {word: rank for rank, word in enumerate(vocabulary)})
+    return Passages(ordered, vocabulary, numbered(vocabulary))
 
 
 def _passages_of(text: str, document: str, source: str) -> Iterator[Passage]:
@@ -169,9 +170,13 @@ def _passages_of(text: str, document: str, source: str) -> Iterator[Passage]:
         end = spans[first + _WORDS - 1][1]
         own = [(begin - start, stop - start) for begin, stop in spans[first : first + _WORDS]]
         passage = Passage(text[start:end], own, document, source)
-        letters = sum(word.strip(".,;:!?\"'()").isalpha() for word in passage.words())
+        letters = sum(map(_is_of_letters, passage.words()))
         if letters >= 0.8 * _WORDS and end - start < 20 * _WORDS:
             yield passage
+
+
+def _is_of_letters(word: str) -> bool:
+    return word.strip(".,;:!?\"'()").isalpha()
 
 
 def _make_items(passages: Passages, make: MakeItem, count: int, seed: str) -> Iterator[ClozeItem]:
@@ -189,7 +194,10 @@ def _make_items(passages: Passages, make: MakeItem, count: int, seed: str) -> It
 def _next_word(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:
     passage = passages.ordered[number]
     words = passage.words()
-    positions = [position for position in range(_WORDS // 2, _WORDS) if _is_plain(words[position])]
+    positions = list[int]()
+    for position in range(_WORDS // 2, _WORDS):
+        if _is_plain(words[position]):
+            positions.append(position)
     draw.shuffle(positions)
     for position in positions:
         rank = passages.ranks[words[position]]
@@ -209,7 +217,8 @@ def _repeated_word(passages: Passages, number: int, draw: random.Random) -> Cloz
             positions.append(position)
     draw.shuffle(positions)
     for position in positions:
-        of_passage = [word for word in dict.fromkeys(words[:position]) if _is_plain(word) and len(word) > 3]
+        earlier = dict.fromkeys(words[:position])
+        of_passage = [word for word in earlier if _is_plain(word) and len(word) > 3]
         others = _rarer_and_more_frequent(passages, words[position], of_passage, draw)
         if others:
             return _item(passage, position, words[position], others, draw)
@@ -225,8 +234,14 @@ def _rarer_and_more_frequent(
     None where this cannot be: too few of `others` are more frequent, or less.
     """
     wrong = _CHOICES - 1
-    rarer = [other for other in others if passages.ranks[other] < passages.ranks[word]]
-    more_frequent = [other for other in others if passages.ranks[other] > passages.ranks[word]]
+    rank = passages.ranks[word]
+    rarer = list[str]()
+    more_frequent = list[str]()
+    for other in others:
+        if passages.ranks[other] < rank:
+            rarer.append(other)
+        elif passages.ranks[other] > rank:
+            more_frequent.append(other)
     if min(len(rarer), len(more_frequent)) < wrong:
         return None
     above = draw.randrange(_CHOICES)
@@ -236,11 +251,16 @@ def _rarer_and_more_frequent(
 def _ending(passages: Passages, number: int, draw: random.Random) -> ClozeItem | None:
     passage = passages.ordered[number]
     position = _WORDS - _ENDING
-    others = [other for other in passages.ordered if other.document != passage.document]
-    of_source = [other for other in others if other.source == passage.source]
+    endings = list[str]()  # of other documents
+    of_source = list[str]()
+    for other in passages.ordered:
+        if other.document != passage.document:
+            ending = other.after(position)
+            endings.append(ending)
+            if other.source == passage.source:
+                of_source.append(ending)
     if len(of_source) >= _CHOICES:
-        others = of_source
-    endings = [other.after(position) for other in others]
+        endings = of_source
     return _item(passage, position, passage.after(position), endings, draw)
 
 

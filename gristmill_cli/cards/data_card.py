@@ -10,7 +10,7 @@ import msgspec
 from rich.text import Text
 from tyro.conf import Positional
 
-from gristmill.counts import HELD_OUT, INCOMING, NOT_READ, READ, Counts, Tally
+from gristmill.counts import HELD_OUT, INCOMING, NOT_READ, READ, Counts
 from gristmill.errors import UsageError, require
 from gristmill.io.files import RUN_FILE
 from gristmill.io.token_shards import Manifest
@@ -20,7 +20,7 @@ from gristmill.storage.hub import hub_library
 from gristmill.storage.stores import store_of
 from gristmill.wording import count_of, markdown_table
 from gristmill_cli.cards.model_push import model_name, push_model, require_checkpoint, sizes_of_files
-from gristmill_cli.funnel import TRAIN, Funnel, read_funnel
+from gristmill_cli.funnel import TRAIN, Funnel, load_manifests, read_funnel
 from gristmill_cli.run_config import read_options
 from gristmill_cli.run_records import kept_versions, load_record
 from gristmill_cli.stages.pipeline import STAGES, stages_in_run
@@ -49,7 +49,7 @@ def card(run: Positional[Path], name: str = "") -> Text:
     require(is_file(run / RUN_FILE), f"{run}: expected the --out of a gristmill run, got no run.json in it")
     funnel = read_funnel(run)
     options = read_options(run)
-    manifests = {part: Manifest.load(run / "tokens" / part) for part in (TRAIN, HELD_OUT)}
+    manifests = load_manifests(run)
     target = run / "tokens" / CARD
     before = read_file(target) if is_file(target) else b""
     if before and not before.startswith(b"---\npretty_name: "):
@@ -79,7 +79,10 @@ def _lines(
     yield from _replaced(run)
     yield from _kept_versions(run)
     yield "## Options\n\n```json"
-    shown = _without_folders({key: value for key, value in options.items() if key not in _LEFT_OUT})
+    shown = dict[str, Any]()
+    for key, value in options.items():
+        if key not in _LEFT_OUT:
+            shown[key] = _without_folders(value)
     yield msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
     yield "```\n"
 
@@ -125,7 +128,8 @@ def _sources(counts: Counts, tokens: dict[str, int]) -> Iterable[str]:
     """Yield the section on what each source had, and has for training."""
     yield "## Sources\n"
     head = ("source", "documents read", "MB read", "for training", "MB", "tokens", "bytes a token")
-    yield from markdown_table(head, [_source_row(source, counts, tokens) for source in sorted(counts.tallies)])
+    rows = [_source_row(source, counts, tokens) for source in sorted(counts.tallies)]
+    yield from markdown_table(head, rows)
 
 
 def _outcomes(counts: Counts) -> Iterable[str]:
@@ -136,12 +140,11 @@ def _outcomes(counts: Counts) -> Iterable[str]:
     if added:
         were_read += f" The mix adds {added:,}: repeats, and parts of documents that were split."
     yield f"{were_read}\n"
-    outgoing = list[tuple[str, Tally]]()
-    for reason in counts.reasons:
-        if reason not in (*INCOMING, NOT_READ):
-            outgoing.append((reason, counts.total(reason)))
-    outgoing.sort(key=lambda row: -row[1].documents)
-    rows = [(reason, f"{tally.documents:,}", f"{tally.bytes / 1e6:,.1f}") for reason, tally in outgoing]
+    outgoing = [reason for reason in counts.reasons if reason not in (*INCOMING, NOT_READ)]
+    rows = list[tuple[str, str, str]]()
+    for reason in sorted(outgoing, key=lambda reason: -counts.total(reason).documents):
+        tally = counts.total(reason)
+        rows.append((reason, f"{tally.documents:,}", f"{tally.bytes / 1e6:,.1f}"))
     yield from markdown_table(("", "documents", "MB"), rows)
 
 

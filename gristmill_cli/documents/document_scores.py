@@ -4,6 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gristmill.engine.execution.staging import local_copies
 from gristmill.io.artefacts import open_table
@@ -13,7 +14,7 @@ from gristmill.storage.files import is_file
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.note_facts import ScoreAfterCopies
 from preprocessing.scoring.score_choice import ScoreBands
-from preprocessing.steps.model_score import After, tables_after
+from preprocessing.steps.model_score import After, have_bands, tables_after
 
 
 def read_scores(config: RunConfig, keys: Collection[DocKey]) -> dict[str, dict[DocKey, float]]:
@@ -38,19 +39,24 @@ def _read_scores(facts: Path, tables: Collection[str], keys: Collection[DocKey])
     with local_copies([facts / INDEX_FILE]) as (index,):
         files = read_index(index)
     for file in files:
-        if not {part.file for part in file.slices} & rows_of.keys():
+        if rows_of.keys().isdisjoint(file.corpus_files):
             continue
         with local_copies([facts / file.path]) as (copy,):
             with open_table(copy) as table:
-                noted = [name for name in table.schema_arrow.names if name.partition("@")[0] in tables]
+                noted = [fact for fact in table.schema_arrow.names if _score_of(fact) in tables]
             for name, rows in written_by_file(copy, noted):
                 chosen = np.flatnonzero(np.isin(rows["row"].to_numpy(), rows_of.get(name, [])))
                 scored = rows.take(chosen)
                 for column in noted:
-                    of_score = scores.setdefault(column.partition("@")[0], {})
+                    of_score = scores.setdefault(_score_of(column), {})
                     for row, score in zip(scored["row"].to_pylist(), scored[column].to_pylist(), strict=True):
                         of_score[DocKey(name, row)] = score
     return scores
+
+
+def _score_of(fact: str) -> str:
+    """Return the name of the score that a fact is: what is before `@` and the version of its model."""
+    return fact.partition("@")[0]
 
 
 def describe_scores(config: RunConfig, key: DocKey, after: After = "rules") -> str:
@@ -62,12 +68,14 @@ def describe_scores(config: RunConfig, key: DocKey, after: After = "rules") -> s
             scores[name] = of_score[key]
     said = [f"{name} {score:.4g}" for name, score in scores.items()]
     path = config.out / "score_bands.json"
-    if not said or not any(table.bands for table in tables.values()) or not is_file(path):
+    if not said or not have_bands(tables) or not is_file(path):
         return ", ".join(said)
     bands = ScoreBands.read(path)
-    names = {fact: fact.partition("@")[0] for fact in bands.facts}
-    if all(name in scores for name in names.values()):
-        arrays = {fact: np.array([scores[name]], np.float32) for fact, name in names.items()}
-        number = int(bands.find(source_of(key.file), arrays)[0])
+    scores_of_bands = dict[str, NDArray[np.float32]]()  # by fact
+    for fact in bands.facts:
+        if _score_of(fact) in scores:
+            scores_of_bands[fact] = np.array([scores[_score_of(fact)]], np.float32)
+    if len(scores_of_bands) == len(bands.facts):
+        number = int(bands.find(source_of(key.file), scores_of_bands)[0])
         said.append(f"in the band {bands.names[number]} of {bands.score}")
     return ", ".join(said)

@@ -57,9 +57,13 @@ def _missing_lines(last: Path, keep_list: Path | None) -> Iterator[str]:
         return
     earlier = KeepList.read(last)
     now = KeepList.read(keep_list) if keep_list else KeepList({}, {}, (), ())
-    digests = {text.digest for text in now.texts}
     earlier_digests = {text.digest for text in earlier.texts}
-    renewed = {text.note for text in now.texts if text.note and text.digest not in earlier_digests}
+    digests = set[bytes]()
+    renewed = set[str]()
+    for text in now.texts:
+        digests.add(text.digest)
+        if text.note and text.digest not in earlier_digests:
+            renewed.add(text.note)
     for text, line in zip(earlier.texts, earlier.text_lines, strict=True):
         if text.digest not in digests and text.note not in renewed:
             yield line

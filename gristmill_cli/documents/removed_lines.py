@@ -58,7 +58,8 @@ def describe_removed(listed: Path | None, line: str) -> tuple[str, tuple[str, ..
         return "no line keeps it out, as its text cannot be read or a step fails on it: trace it after each run", ()
     is_listed = False
     if listed and is_file(listed):
-        is_listed = any(parsed.digest == text.digest for text in KeepList.read(listed).texts)
+        digests = {text.digest for text in KeepList.read(listed).texts}
+        is_listed = parsed.digest in digests
     if is_listed:
         return "its text is in your list, which keeps it out should it come back", ()
     return "the line below keeps it out should it come back, and each document with the same text", (line,)

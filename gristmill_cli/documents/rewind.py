@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -65,7 +66,7 @@ def rewind(
     if token is not None:
         length = reader.owner(step).data.seq_len
         require(0 <= token <= length, f"--token {token}: expected 0 to {length:,}, a token of a sequence")
-        read = [_only_with(each, token) for each in read]
+        read = [_only_with(read_sequence, token) for read_sequence in read]
     return Group(*_show(reader, step, read, token))
 
 
@@ -80,7 +81,7 @@ def choose_sequences(reader: "Rewind", step: int, rank: int | None, sequence: in
         require(
             0 <= rank < ranks, f"--rank {rank}: expected 0 to {ranks - 1}, the data-parallel ranks of step {step:,}"
         )
-        read = [each for each in read if each.rank == rank]
+        read = [read_sequence for read_sequence in read if read_sequence.rank == rank]
         what = f"rank {rank} in step {step:,}"
     if sequence is not None:
         last = len(read) - 1
@@ -110,31 +111,33 @@ def _show(reader: "Rewind", step: int, read: "list[ReadSequence]", token: int | 
             "with the options of its last start"
         )
     numbers_in = dict[Path, set[int]]()  # of the documents, by folder
-    for each in read:
-        for part in each.parts:
+    for sequence in read:
+        for part in sequence.parts:
             numbers_in.setdefault(part.folder, set()).add(part.in_folder)
-    origins = {folder: TokenOrigins(folder) for folder in sorted(numbers_in)}
+    origins = dict[Path, TokenOrigins]()
     known = dict[tuple[Path, int], Origin]()
-    for folder, of_folder in origins.items():
+    for folder in sorted(numbers_in):
+        of_folder = TokenOrigins(folder)
+        origins[folder] = of_folder
         for number, origin in of_folder.find(numbers_in[folder]).items():
             known[folder, number] = origin
         if of_folder.fault:
             yield Text(f"without keys of the corpus: {of_folder.fault}")
-    for each in read:
-        name = f"sequence {each.number:,}"
-        if each.rank is not None:
-            name += f", rank {each.rank}"
-        yield Text(spell_urls(f"\n{name}: number {each.in_set:,} of {each.folder}"), "bold")
+    for sequence in read:
+        name = f"sequence {sequence.number:,}"
+        if sequence.rank is not None:
+            name += f", rank {sequence.rank}"
+        yield Text(spell_urls(f"\n{name}: number {sequence.in_set:,} of {sequence.folder}"), "bold")
         table = Table(
             "tokens", "count", "document", "its tokens", "source", "origin and text", box=None, pad_edge=False
         )
-        for part in each.parts:
+        for part in sequence.parts:
             origin = known.get((part.folder, part.in_folder), Origin())
             first = part.before
             if token is not None:
                 first += token - part.first
             table.add_row(*_cells(part), _describe(part, origin, origins[part.folder], first))
-        filled = sum(part.tokens for part in each.parts)
+        filled = sum(part.tokens for part in sequence.parts)
         if token is None and filled <= length:
             table.add_row(f"{filled}–{length}", f"{length + 1 - filled:,}", "padding")
         if table.row_count:
@@ -144,14 +147,13 @@ def _show(reader: "Rewind", step: int, read: "list[ReadSequence]", token: int | 
 
 
 def _cells(part: "DocumentPart") -> list[Text]:
-    cells = [
-        f"{part.first}–{part.first + part.tokens - 1}",
-        f"{part.tokens:,}",
-        f"{part.shard}@{part.in_shard}",
-        f"{part.before:,}–{part.before + part.tokens - 1:,} of {part.length:,}",
-        part.source or "unknown",
+    return [
+        Text(f"{part.first}–{part.first + part.tokens - 1}"),
+        Text(f"{part.tokens:,}"),
+        Text(f"{part.shard}@{part.in_shard}"),
+        Text(f"{part.before:,}–{part.before + part.tokens - 1:,} of {part.length:,}"),
+        Text(part.source or "unknown"),
     ]
-    return [Text(cell) for cell in cells]
 
 
 def _describe(part: "DocumentPart", origin: Origin, origins: TokenOrigins, first: int) -> Text:
@@ -192,13 +194,19 @@ def _compare(reader: "Rewind", step: int) -> Iterator[RenderableType]:
     """Yield the tokens of a step by source, and its documents' lengths, next to the means of the steps around it."""
     own = reader.summarize(step)
     last = min(reader.last_step, max(reader.steps_done, step), step + _AROUND)
-    others = [number for number in range(max(1, step - _AROUND), last + 1) if number != step]
+    others = [*range(max(1, step - _AROUND), step), *range(step + 1, last + 1)]
     require(bool(others), f"--around {step}: {reader.run} has no other step to compare it with")
-    summaries = [reader.summarize(number) for number in others]
     yield Text(f"step {step:,} beside the mean of {count_of(len(others), 'step')} around it", "bold")
     table = Table("", f"step {step:,}", "mean around it", box=None, pad_edge=False)
+    summaries: list[StepSummary] = []
     losses = list[float]()
+    sums = Counter[str]()  # of tokens
+    lengths_of_steps = list[NDArray[np.int64]]()
     for number in others:
+        summary = reader.summarize(number)
+        summaries.append(summary)
+        sums.update(summary.tokens)
+        lengths_of_steps.append(summary.lengths)
         loss = reader.losses.get(number)
         if loss is not None:
             losses.append(loss)
@@ -206,9 +214,6 @@ def _compare(reader: "Rewind", step: int) -> Iterator[RenderableType]:
         loss = reader.losses.get(step)
         own_loss = "not recorded" if loss is None else f"{loss:.4f}"
         table.add_row("loss", own_loss, _mean_of(losses, "not recorded"))
-    sums = Counter[str]()
-    for summary in summaries:
-        sums.update(summary.tokens)
     total = max(1, sum(own.tokens.values()))
     total_around = max(1, sums.total())
     for name in sorted(sums.keys() | own.tokens.keys()):
@@ -219,10 +224,10 @@ def _compare(reader: "Rewind", step: int) -> Iterator[RenderableType]:
             f"{count:,} ({count / total:.1%})",
             f"{mean:,.1f} ({sums[name] / total_around:.1%})",
         )
-    mean_documents = np.mean([len(summary.lengths) for summary in summaries])
+    mean_documents = np.mean(list(map(len, lengths_of_steps)))
     table.add_row("documents", f"{len(own.lengths):,}", f"{mean_documents:,.1f}")
     for name, measure in (("median", np.median), ("longest", np.max)):
-        mean_length = np.mean([measure(summary.lengths) for summary in summaries])
+        mean_length = np.mean(list(map(measure, lengths_of_steps)))
         table.add_row(f"{name} length of a document, in tokens", f"{measure(own.lengths):,.0f}", f"{mean_length:,.1f}")
     for name, of_step, of_others in _mean_scores(own, summaries):
         table.add_row(Text(f"mean score {name} of a document"), of_step, of_others)
@@ -231,7 +236,9 @@ def _compare(reader: "Rewind", step: int) -> Iterator[RenderableType]:
 
 def _mean_scores(own: "StepSummary", others: "list[StepSummary]") -> Iterator[tuple[str, str, str]]:
     """Yield each score of the data runs that wrote the tokens, and its means in a step and in others."""
-    others_in = {folder: list[int]() for folder in own.documents}  # documents of the other steps, by folder
+    others_in = dict[Path, list[int]]()  # documents of the other steps, by folder
+    for folder in own.documents:
+        others_in[folder] = []
     for summary in others:
         for folder, numbers in summary.documents.items():
             others_in.setdefault(folder, []).extend(numbers)

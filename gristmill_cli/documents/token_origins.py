@@ -102,7 +102,10 @@ class TokenOrigins:
             return {}
         by_number = dict[str, dict[int, float]]()
         for name, of_score in noted.items():
-            by_number[name] = {number: of_score[key] for number, key in keys.items() if key in of_score}
+            by_number[name] = {}
+            for number, key in keys.items():
+                if key in of_score:
+                    by_number[name][number] = of_score[key]
         return by_number
 
     def ids(self, shard: str, number: int) -> NDArray:
@@ -116,7 +119,8 @@ class TokenOrigins:
         from training.data.documents import DocumentIndex
 
         index = DocumentIndex(copies.local, self.manifest)
-        shard_number = [record.name for record in self.manifest.shards].index(shard)
+        names = [record.name for record in self.manifest.shards]
+        shard_number = names.index(shard)
         first = int(index.documents[shard_number]) + number
         span = index.numbered(first, first + 1)
         start = int(span.start[0] - index.tokens[shard_number])
@@ -129,7 +133,8 @@ class TokenOrigins:
             return None
         ids = self.ids(shard, number)[first : first + _DECODED].tolist()
         special = (self.manifest.tokenizer.end_of_document, self.manifest.tokenizer.begin_of_document)
-        return self._tokenizer.decode([number for number in ids if number not in special])
+        without_special = [number for number in ids if number not in special]
+        return self._tokenizer.decode(without_special)
 
 
 def _origin(key: DocKey, document: Document | None) -> Origin:

@@ -18,7 +18,8 @@ from gristmill.storage.files import is_file, read_file
 from gristmill.wording import count_of
 from gristmill_cli.documents.id_search import search_text
 from gristmill_cli.documents.takedown import held_digests
-from gristmill_cli.documents.tracer import Fate, Tracer, Way
+from gristmill_cli.documents.tracer import Tracer
+from gristmill_cli.documents.way import Fate, Way
 from gristmill_cli.run_config import is_data_run, load_options, read_options
 from gristmill_cli.stages.pipeline import facts_of_raw_corpus
 from preprocessing.mixing.keep_list import DROP, GONE, KEEP, ListedText, parse_text_line
@@ -90,17 +91,20 @@ def trace(
         _print_lines(tracer, asked)
         return
     names = [one.name for one in asked if one.name]
-    found = tracer.find_all(names, only_raw)
-    errors = [error for error in found.values() if isinstance(error, UsageError)]
+    ways_of = tracer.find_all(names, only_raw)
+    errors = list[UsageError]()
+    for ways in ways_of.values():
+        if isinstance(ways, UsageError):
+            errors.append(ways)
     if len(names) == 1 and errors:
         raise errors[0]
-    for name, ways in found.items():
+    for name, ways in ways_of.items():
         if json:
             for record in _records(name, ways):
                 print(msgspec.json.encode(record).decode())
         else:
             wide_console().print(_tables(name, ways))
-    _reject_unknown(errors, len(found))
+    _reject_unknown(errors, len(ways_of))
 
 
 def _read_file(path: Path, is_list: bool) -> Iterator[_Asked]:
@@ -154,23 +158,27 @@ def _records(name: str, ways: list[Way] | UsageError) -> Iterator[dict[str, obje
 def _print_lines(tracer: Tracer, asked: Sequence[_Asked]) -> None:
     """Print the lines of a list that take documents down; lines of a given list that still hold, as they are."""
     stale = _stale_lines(tracer, asked)
-    names = [one.name for one in asked if one.name and (not one.listed or one in stale)]
-    found = tracer.find_all(names, names)
+    names = list[str]()
+    for one in asked:
+        is_kept_line = one.listed and one not in stale
+        if one.name and not is_kept_line:
+            names.append(one.name)
+    ways_of = tracer.find_all(names, names)
     errors = list[UsageError]()
     printed = set[bytes]()
     renewed = 0
     gone = 0
     for one in asked:
-        ways = found.get(one.name)
+        ways = ways_of.get(one.name)
         new = list[str]()
         if isinstance(ways, list):
             for way in ways:
                 new += way.take_down
         if one in stale:
-            is_there = any(line.startswith(DROP) for line in new)
-            renewed += is_there
-            gone += not is_there
-            if not is_there:  # a text that a rule removes now may come back in this form or in the other
+            is_present = any(line.startswith(DROP) for line in new)
+            renewed += is_present
+            gone += not is_present
+            if not is_present:  # a text that a rule removes now may come back in this form or in the other
                 new.insert(0, one.line.strip().replace(DROP, GONE, 1))
         elif one.listed or not one.name:
             new = [one.line]
@@ -196,12 +204,19 @@ def _print_lines(tracer: Tracer, asked: Sequence[_Asked]) -> None:
 
 def _stale_lines(tracer: Tracer, asked: Sequence[_Asked]) -> list[_Asked]:
     """Return the lines of a given list whose texts no document of the run has, unless they may be gone."""
-    digests = np.array(sorted({one.listed.digest for one in asked if one.listed}), DIGEST)
+    digests = set[bytes]()
+    for one in asked:
+        if one.listed:
+            digests.add(one.listed.digest)
     held = set[bytes]()
-    if len(digests):
+    if digests:
         folders = dict.fromkeys([tracer.out / "facts", facts_of_raw_corpus(tracer.config)])
-        held.update(held_digests(folders, digests).tolist())
-    return [one for one in asked if one.listed and not one.listed.may_be_gone and _bare(one.listed) not in held]
+        held.update(held_digests(folders, np.array(sorted(digests), DIGEST)).tolist())
+    stale = list[_Asked]()
+    for one in asked:
+        if one.listed and not one.listed.may_be_gone and _bare(one.listed) not in held:
+            stale.append(one)
+    return stale
 
 
 def _bare(listed: ListedText) -> bytes:

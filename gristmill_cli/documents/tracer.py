@@ -3,7 +3,6 @@
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from gristmill_cli.documents.raw_records import RAW_COLUMNS, RawRecord, raw_reco
 from gristmill_cli.documents.removed_lines import describe_removed, line_of_document, line_of_raw_document
 from gristmill_cli.documents.table_cache import TableCache
 from gristmill_cli.documents.takedown import describe_takedown, line_of
+from gristmill_cli.documents.way import Fate, Way, describe_decision
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_records import load_record
 from gristmill_cli.stages.apply import ApplyFunction
@@ -34,7 +34,6 @@ from gristmill_cli.stages.pipeline import FIRST_STAGE, facts_of_raw_corpus, firs
 from gristmill_cli.stages.spec import StageSpec
 from preprocessing.apply import failed_path
 from preprocessing.document_pass import removed_path
-from preprocessing.mixing.decisions import HELD_OUT_COPY
 from preprocessing.mixing.drops import LISTED
 from preprocessing.mixing.keep_list import GONE
 from preprocessing.mixing.mix_manifest import MixManifest, read_order
@@ -43,25 +42,6 @@ from preprocessing.mixing.token_order import TRAIN, DocumentPlaces, TokenPlace
 _PLACE = re.compile(rf"(?:tokens/)?({TRAIN}|{HELD_OUT})(?:/(tokens_\d+))?@(\d+)")
 _KEY = re.compile(r".+/.+@\d+")
 _MAX_KEYS = 5  # of documents with one id that are named
-
-
-@dataclass(frozen=True)
-class Fate:
-    """The outcome of a document in a stage, in words."""
-
-    stage: str
-    outcome: str
-    lines: tuple[str, ...] = ()  # of a list, to copy
-
-
-@dataclass
-class Way:
-    """The way of a record through a run: its `title`, its fates by stage, and the lines of a list that take it down."""
-
-    title: str
-    fates: list[Fate]
-    take_down: tuple[str, ...] = ()
-    in_tokens: DocKey | None = None  # its key in what was mixed, where that was encoded
 
 
 class Tracer:
@@ -90,18 +70,18 @@ class Tracer:
         """
         ids = [name for name in documents if not _PLACE.fullmatch(name) and not _KEY.fullmatch(name)]
         searched = search_ids(self.config, frozenset(ids)) if ids else None
-        found = dict[str, list[Way] | UsageError]()
+        ways_of = dict[str, list[Way] | UsageError]()
+        encoded = list[Way]()
         for name in dict.fromkeys(documents):
             try:
-                found[name] = list(self._find(name, searched, is_mixed=name not in only_raw))
+                ways = list(self._find(name, searched, is_mixed=name not in only_raw))
             except UsageError as error:
-                found[name] = error
-        encoded = list[Way]()
-        for ways in found.values():
-            if not isinstance(ways, UsageError):
-                encoded += [way for way in ways if way.in_tokens]
+                ways_of[name] = error
+                continue
+            ways_of[name] = ways
+            encoded += [way for way in ways if way.in_tokens]
         self._add_places(encoded)
-        return found
+        return ways_of
 
     def _find(self, name: str, searched: IdSearch | None, is_mixed: bool) -> Iterator[Way]:
         """Yield the ways of the records that a document's name means, without the places among the tokens."""
@@ -127,20 +107,22 @@ class Tracer:
         facts = facts_of_raw_corpus(self.config)
         if self.config.apply.function:
             return {}
-        mixed_of = {self._before_cleaning(key): key for key in set(keys)}
+        mixed_of = dict[DocKey, DocKey]()
         rows_of = dict[str, list[int]]()
-        for key in mixed_of:
+        for mixed_key in set(keys):
+            key = self._before_cleaning(mixed_key)
+            mixed_of[key] = mixed_key
             rows_of.setdefault(key.file, []).append(key.row)
-        found = dict[DocKey, DocKey]()
+        raw_of = dict[DocKey, DocKey]()
         for file in self._noted.files(facts):
-            for name in {part.file for part in file.slices} & rows_of.keys():
+            for name in rows_of.keys() & set(file.corpus_files):
                 columns = ["raw_file", "raw_row", "row"]
                 rows = self._tables.select(facts / file.path, columns, {"file": name}, {"row": rows_of[name]})
                 for row in rows:
                     mixed = mixed_of.get(DocKey(name, row["row"]))
                     if mixed is not None:
-                        found[mixed] = DocKey(row["raw_file"], row["raw_row"])
-        return found
+                        raw_of[mixed] = DocKey(row["raw_file"], row["raw_row"])
+        return raw_of
 
     def _follow(self, record: RawRecord, name: str = "") -> Way:
         """Return the way of a record of the raw corpus through each stage that has finished, places aside.
@@ -198,8 +180,8 @@ class Tracer:
 
     def _failure_in(self, stage: str, folder: str, key: DocKey) -> str:
         """Return how a step failed on a document in a stage that noted facts in a folder; '' if none did."""
-        is_in_run = any(planned.name == stage for planned in plan_stages(self.config))
-        if not is_in_run or not load_record(self.out, stage):
+        names = {planned.name for planned in plan_stages(self.config)}
+        if stage not in names or not load_record(self.out, stage):
             return ""
         return self._listed_in(removed_path(self.out / folder), key)
 
@@ -222,8 +204,9 @@ class Tracer:
         written = self._before_cleaning(key)
         if is_mixed and not self.config.apply.function:
             known = {record.raw for record in records}
-            mixed = self._raw_records(written, "file", "row")
-            records += [record for record in mixed if record.raw not in known]
+            for record in self._raw_records(written, "file", "row"):
+                if record.raw not in known:
+                    records.append(record)
         documents = [record for record in records if not record.is_skipped]
         for record in documents or records:
             yield self._follow(record, name)
@@ -250,13 +233,13 @@ class Tracer:
     def _raw_records(self, key: DocKey, file_column: str, row_column: str) -> list[RawRecord]:
         """Return the records of the first stage whose key in these columns is this one."""
         facts = facts_of_raw_corpus(self.config)
-        found = list[RawRecord]()
+        records = list[RawRecord]()
         for file in self._noted.files(facts):
             if file_column == "file" and not are_about(file.slices, key.file, key.row):
                 continue
             rows = self._tables.select(facts / file.path, RAW_COLUMNS, {file_column: key.file, row_column: key.row})
-            found += [raw_record_of(row) for row in rows]
-        return found
+            records += map(raw_record_of, rows)
+        return records
 
     def _before_cleaning(self, key: DocKey) -> DocKey:
         """Return the key that a document had after the first stage, given that in what was mixed."""
@@ -318,14 +301,18 @@ class Tracer:
             if kept and fact_of_kept:
                 lines.append(line_of(fact_of_kept, str(self._raw_key(kept))))
             way.take_down = tuple(lines)
-            facts = [one for one in (fact, first_fact) if one]
+            facts = [fact]
+            if first_fact:
+                facts.append(first_fact)
             fates.append(Fate("--keep_list", *describe_takedown(self.config.keep_list, is_down, facts, way.take_down)))
         if row:
-            fates.append(Fate(DecideMix.name, _describe_decision(row)))
+            fates.append(Fate(DecideMix.name, describe_decision(row)))
         if row and row["copies"] and is_file(self.out / "tokens" / "order.json"):
             failure = self._listed_in(removed_path(self.out / "tokens"), key)
-            fates += [Fate("encode", failure)] if failure else []
-            way.in_tokens = None if failure else key
+            if failure:
+                fates.append(Fate("encode", failure))
+            else:
+                way.in_tokens = key
 
     def _add_places(self, ways: Collection[Way]) -> None:
         """Add the places among the tokens to the ways of documents that were encoded."""
@@ -430,20 +417,6 @@ def _losses(out: Path, stage: StageSpec) -> Path:
     """Return the table of what documents lost in a stage."""
     assert stage.losses is not None, stage.name
     return out / stage.losses
-
-
-def _describe_decision(row: dict[str, Any]) -> str:
-    copies = row["copies"]
-    if copies == HELD_OUT_COPY:
-        return "held out"
-    if not copies:
-        reason = str(row["reason"])
-        if reason.startswith("left out"):
-            return reason
-        return f"left out: {reason}"
-    if copies == 1:
-        return "in the train set"
-    return f"in the train set {copies} times"
 
 
 def _columns_of(key: DocKey) -> dict[str, Any]:

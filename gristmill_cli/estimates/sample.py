@@ -12,7 +12,16 @@ from pathlib import Path
 from gristmill.counts import Counts
 from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import DamagedFile, InputError, TooManyMalformed
-from gristmill.io.documents import LINE_FORMATS, ONE_SLICE, CorpusFile, Document, normal_name, parse_name, slices_at
+from gristmill.io.documents import (
+    LINE_FORMATS,
+    ONE_SLICE,
+    CorpusFile,
+    Document,
+    normal_name,
+    parse_name,
+    slices_at,
+    total_size,
+)
 from gristmill.io.readers import SLICE_BYTES, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.wording import count_of
@@ -77,13 +86,13 @@ def write_samples(corpus: Path, config: RunConfig, size: int, folder: Path) -> t
     kinds = defaultdict[tuple[str, str], list[CorpusFile]](list)
     for file in files:
         kinds[file.source, _suffix(file.name)].append(file)
-    total = sum(file.size for file in files)
+    total = total_size(files)
     documents = 0.0
     text = 0.0
     sampled = 0
     more_seconds = 0.0
     for number, ((source, suffix), of_kind) in enumerate(kinds.items()):
-        on_disk = sum(file.size for file in of_kind)
+        on_disk = total_size(of_kind)
         quota = ceil(size * on_disk / max(1, total))
         lines = list[bytes]()
         count = 0

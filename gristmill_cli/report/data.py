@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from markupsafe import Markup
 
 from gristmill.counts import HELD_OUT, READ, Counts, Tally
+from gristmill.io.token_shards import SourceRecord
 from gristmill.wording import verb_for
 from gristmill_cli.funnel import FUNNEL_FILE, TRAIN
 from gristmill_cli.report.documents import MAX_SOURCES, show_flow, show_lengths, show_shares, show_sizes
@@ -26,7 +27,7 @@ from gristmill_cli.report.page import (
     tiles,
     warnings,
 )
-from gristmill_cli.report.pictures import draw_bars, largest
+from gristmill_cli.report.pictures import draw_bars, largest, values_of
 from gristmill_cli.report.records import RUN_RECORDS, DataRun
 from gristmill_cli.report.removed import show_personal, show_rules
 from gristmill_cli.report.similar import show_alike, show_pairs
@@ -67,7 +68,8 @@ def sections(run: DataRun) -> Iterator[Markup]:
         show_rules(run),
         show_personal(run),
     ]
-    parts += [stage_section.show(run) for stage_section in run.sections]
+    for stage_section in run.sections:
+        parts.append(stage_section.show(run))
     parts += [_tokens(run), _stages(run), _options(run)]
     titles = [part.heading for part in parts if isinstance(part, Section)]
     yield heading(run.out.name or str(run.out))
@@ -157,12 +159,14 @@ def _tokens(run: DataRun) -> Markup:
     if TRAIN not in run.manifests:
         return NOTHING
     trained = run.manifests[TRAIN].sources
+    tokens_trained = _tokens_of(trained)
     tokens_held_out = dict[str, int]()
     if HELD_OUT in run.manifests:
-        for source, record in run.manifests[HELD_OUT].sources.items():
-            tokens_held_out[source] = record.tokens
+        tokens_held_out = _tokens_of(run.manifests[HELD_OUT].sources)
     sources = sorted(trained)
-    bytes_per_token = {source: record.bytes / max(record.tokens, 1) for source, record in trained.items()}
+    bytes_per_token = dict[str, float]()
+    for source, record in trained.items():
+        bytes_per_token[source] = record.bytes / max(record.tokens, 1)
     rows = list[Row]()
     for source in sources:
         row: Row = [source]
@@ -172,9 +176,9 @@ def _tokens(run: DataRun) -> Markup:
         row.append(Number(bytes_per_token[source], f"{bytes_per_token[source]:.3f}"))
         row.append(Number(tokens_held_out.get(source, 0)))
         rows.append(row)
-    shown = largest(sources, {source: record.tokens for source, record in trained.items()}, MAX_SOURCES)
-    tokens = {"tokens": [trained[source].tokens for source in shown]}
-    sizes = {"bytes a token": [bytes_per_token[source] for source in shown]}
+    shown = largest(sources, tokens_trained, MAX_SOURCES)
+    tokens = {"tokens": values_of(tokens_trained, shown)}
+    sizes = {"bytes a token": values_of(bytes_per_token, shown)}
     head = ["", "documents", "tokens", "bytes", "bytes a token", "tokens held out"]
     return section(
         "Tokens",
@@ -186,13 +190,20 @@ def _tokens(run: DataRun) -> Markup:
     )
 
 
+def _tokens_of(sources: Mapping[str, SourceRecord]) -> dict[str, int]:
+    return {source: record.tokens for source, record in sources.items()}
+
+
 def _stages(run: DataRun) -> Markup:
     """Return the section on what each stage took, and what it did."""
     if not run.stages:
         return NOTHING
     head = ["", "seconds", "core hours", "tasks", "retries", "documents read", "MB read", "MB/s", "of them"]
-    rows = [_row_of_stage(name, record) for name, record in run.stages.items()]
-    seconds = [record.seconds for record in run.stages.values()]
+    rows = list[Row]()
+    seconds = list[float]()
+    for name, record in run.stages.items():
+        rows.append(_row_of_stage(name, record))
+        seconds.append(record.seconds)
     picture = NOTHING
     if any(seconds):
         picture = figure("seconds", draw_bars(list(run.stages), {"seconds": seconds}, "seconds"))
@@ -233,7 +244,7 @@ def _options(run: DataRun) -> Markup:
             hashes.append([f"{name}/{shard.name}.bin", shard.sha256])
     return section(
         "Options, versions, hashes",
-        *(paragraph(sentence) for sentence in kept_versions(run.stages)),
+        *map(paragraph, kept_versions(run.stages)),
         fold("options", table(["", ""], _flatten(run.options))),
         _folded_pairs("versions of libraries", list(run.versions.items())),
         _folded_pairs("SHA-256 of the tokenizer and of the first shards", hashes),

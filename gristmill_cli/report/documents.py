@@ -21,7 +21,7 @@ from gristmill_cli.report.page import (
     section,
     table,
 )
-from gristmill_cli.report.pictures import draw_bars, draw_sankey, group_small, largest
+from gristmill_cli.report.pictures import draw_bars, draw_sankey, group_small, largest, values_of
 from gristmill_cli.report.records import RUN_RECORDS, DataRun
 from gristmill_cli.stages.pipeline import FIRST_STAGE
 from preprocessing.datasets import kept_by_mix, mixed_tally
@@ -79,8 +79,12 @@ def _in_order(sizes: Mapping[str, float]) -> list[str]:
 
 def _draw_flow(counts: Counts, sources: Sequence[str], outcomes: Sequence[str]) -> Markup:
     """Draw ribbons from sources to outcomes; small sources and small outcomes are together."""
-    read = {source: counts.total(READ, source).documents for source in sources}
-    sizes = {outcome: counts.total(outcome).documents for outcome in outcomes}
+    read = dict[str, int]()
+    for source in sources:
+        read[source] = counts.total(READ, source).documents
+    sizes = dict[str, int]()
+    for outcome in outcomes:
+        sizes[outcome] = counts.total(outcome).documents
     source_labels = group_small(read, MAX_SOURCES)
     outcome_labels = group_small(sizes, _MAX_OUTCOMES, always=(HELD_OUT, TRAIN))
     flows = Counter[tuple[str, str]]()
@@ -97,14 +101,19 @@ def _draw_flow(counts: Counts, sources: Sequence[str], outcomes: Sequence[str]) 
 def show_sizes(counts: Counts) -> Markup:
     """Return the section on bytes and mean lengths of each source, as they were read and for training."""
     sources = sorted(counts.tallies)
-    bytes_read = {source: counts.total(READ, source).bytes for source in sources}
+    bytes_read = dict[str, int]()
+    for source in sources:
+        bytes_read[source] = counts.total(READ, source).bytes
     shown = largest(sources, bytes_read, MAX_SOURCES)
     megabytes = dict[str, list[float]]()
     lengths = dict[str, list[float]]()
     for name, reason in _SIZE_REASONS.items():
-        tallies = [counts.total(reason, source) for source in shown]
-        megabytes[name] = [tally.bytes / 1e6 for tally in tallies]
-        lengths[name] = [_mean_length(tally) for tally in tallies]
+        megabytes[name] = []
+        lengths[name] = []
+        for source in shown:
+            tally = counts.total(reason, source)
+            megabytes[name].append(tally.bytes / 1e6)
+            lengths[name].append(_mean_length(tally))
     rows = list[Row]()
     for source in sources:
         row: Row = [source]
@@ -140,8 +149,10 @@ def show_lengths(run: DataRun) -> Markup:
         return NOTHING
     end = max(map(len, sums.values()))
     first = min(_first_filled(histogram, end) for histogram in sums.values())
-    labels = [_length_label(bits) for bits in range(first, end)]
-    bars = {name: _percentages(histogram, first, end) for name, histogram in sums.items()}
+    labels = list(map(_length_label, range(first, end)))
+    bars = dict[str, list[float]]()
+    for name, histogram in sums.items():
+        bars[name] = _percentages(histogram, first, end)
     numbers = _table_of_lengths(by_source, range(first, end), labels)
     picture = draw_bars(labels, bars, "% of documents")
     return section("Lengths of documents", figure("bytes of a document", picture, numbers))
@@ -251,7 +262,9 @@ def show_shares(run: DataRun) -> Markup:
             cells[name] = Number(share_of[source], f"{share_of[source]:.2f} %")
         rows.append([cells[name] for name in head])
     shown = largest(sources, shares["realised"], MAX_SOURCES)
-    bars = {name: [share_of[source] for source in shown] for name, share_of in shares.items()}
+    bars = dict[str, list[float]]()
+    for name, share_of in shares.items():
+        bars[name] = values_of(share_of, shown)
     picture = figure("shares of the mix, by documents", draw_bars(shown, bars, "%"))
     return section("Shares of the mix", *notes, picture, table(head, rows, "shares"), _show_bands(run.mix.bands))
 
@@ -280,11 +293,14 @@ def _show_bands(bands: Sequence[BandShare]) -> Markup:
 
 def _requested_shares(counts: Counts, weights: Mapping[str, float]) -> dict[str, float]:
     """Return the percentage of the mix that each source would have by its weight and its documents."""
-    documents = {source: kept_by_mix(counts, source)[0] for source in weights}
-    total = sum(weights[source] * documents[source] for source in weights) or 1
-    shares = dict[str, float]()
+    requested = dict[str, float]()  # documents
     for source, weight in weights.items():
-        shares[source] = 100 * weight * documents[source] / total
+        documents, _ = kept_by_mix(counts, source)
+        requested[source] = weight * documents
+    total = sum(requested.values()) or 1
+    shares = dict[str, float]()
+    for source, documents_requested in requested.items():
+        shares[source] = 100 * documents_requested / total
     return shares
 
 

@@ -168,6 +168,11 @@ def _stack(sizes: Mapping[str, float], total: float, height: float) -> dict[str,
     return extents
 
 
+def values_of(values: Mapping[str, float], names: Sequence[str]) -> list[float]:
+    """Return the values of these names, in their order."""
+    return [values[name] for name in names]
+
+
 def draw_bars(labels: Sequence[str], bars: Bars, unit: str) -> Markup:
     """Draw bars to the right, a group for each label and in it one for each series."""
     with _style():

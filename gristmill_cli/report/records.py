@@ -251,7 +251,8 @@ def _sum_removals(file: pq.ParquetFile) -> Removals:
         least_alike = sorted(least_alike)[:_LEAST_SIMILAR]
         first_row = end_row
     removals.least_alike = [pair for _, _, pair in least_alike]
-    removals.spread = [pair for pair in sorted(removals.spread) if pair not in removals.least_alike]
+    others = [pair for pair in removals.spread if pair not in removals.least_alike]
+    removals.spread = sorted(others)
     return removals
 
 

@@ -37,8 +37,15 @@ class ScoresSection:
         parts = list[Markup]()
         for name, by_source in self.scores.items():
             parts += [_picture(name, by_source), table(_HEAD, _rows(by_source), f"score_{name}")]
-            for title, is_kept in ((f"Just below the limit of {name}", False), (f"Just above it, by {name}", True)):
-                parts.append(_near(title, [near for near in _nearest(by_source) if near.is_kept == is_kept], documents))
+            below = list[NearLimit]()
+            above = list[NearLimit]()
+            for near in _nearest(by_source):
+                if near.is_kept:
+                    above.append(near)
+                else:
+                    below.append(near)
+            parts.append(_near(f"Just below the limit of {name}", below, documents))
+            parts.append(_near(f"Just above it, by {name}", above, documents))
         return section(self.title, *parts)
 
 
@@ -60,23 +67,29 @@ def _documents_of(run: DataRun, scores: Mapping[str, BySource]) -> Mapping[DocKe
     """Return the documents next to the limits that are still there."""
     if run.config is None:
         return {}
-    keys = [near.key for by_source in scores.values() for near in _nearest(by_source)]
+    keys = list[DocKey]()
+    for by_source in scores.values():
+        keys += [near.key for near in _nearest(by_source)]
     return some_documents(clean_corpus(run.config), keys, run.text_column)
 
 
 def _nearest(by_source: BySource) -> list[NearLimit]:
-    return [near for sums in by_source.values() for near in sums.near]
+    nearest = list[NearLimit]()
+    for sums in by_source.values():
+        nearest += sums.near
+    return nearest
 
 
 def _picture(name: str, by_source: BySource) -> Markup:
     """Draw how the documents of each source are distributed over classes of a score."""
-    shown = largest(list(by_source), {source: sums.documents for source, sums in by_source.items()}, MAX_SOURCES)
+    documents = {source: sums.documents for source, sums in by_source.items()}
+    shown = largest(list(by_source), documents, MAX_SOURCES)
     width, by_class = join_classes([by_source[source] for source in shown])
     numbers = range(min(map(min, by_class)), max(map(max, by_class)) + 1)
     labels = [f"{number * width:.4g}–{(number + 1) * width:.4g}" for number in numbers]
     bars = dict[str, list[float]]()
     for source, classes in zip(shown, by_class, strict=True):
-        total = max(by_source[source].documents, 1)
+        total = max(documents[source], 1)
         bars[source] = [100 * classes.get(number, 0) / total for number in numbers]
     return figure(f"documents by the score {name}", draw_bars(labels, bars, "% of documents"))
 

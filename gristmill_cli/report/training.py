@@ -415,11 +415,12 @@ def _options(runs: Sequence[TrainingRun]) -> Markup:
 
 def _starts(runs: Sequence[TrainingRun]) -> Markup:
     """Return the section on when, where and with what each run was started."""
+    columns = ["date", "host", "processes", "device", "versions", "command"]
     rows = list[Row]()
     for run in runs:
         for start in run.options.get(STARTS, []):
             versions = [f"{name} {number}" for name, number in table_of(start, "versions").items()]
-            fields = [str(start.get(name, "")) for name in ("date", "host", "processes", "device")]
-            rows.append([run.name, *fields, ", ".join(versions), str(start.get("command", ""))])
-    head = ["", "date", "host", "processes", "device", "versions", "command"]
+            shown = {**start, "versions": ", ".join(versions)}
+            rows.append([run.name, *(str(shown.get(name, "")) for name in columns)])
+    head = ["", *columns]
     return section("Starts", fold("when, where and with what", filled_table(head, rows)))

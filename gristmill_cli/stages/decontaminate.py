@@ -95,5 +95,5 @@ class RemoveBenchmarks(StageSpec):
 
     def describe_loss(self, rows: list[dict[str, Any]]) -> str:
         """Return the items that a document has."""
-        items = sorted({f"{row['benchmark']} {row['item']}" for row in rows})
-        return f"has {', '.join(items)}"
+        items = {f"{row['benchmark']} {row['item']}" for row in rows}
+        return f"has {', '.join(sorted(items))}"

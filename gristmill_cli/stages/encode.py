@@ -1,5 +1,6 @@
 """Stages of a run that write token shards: a train set and a holdout of the mix, and chats with masks."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from gristmill.counts import HELD_OUT, WRITTEN, Counts
 from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError
+from gristmill.io.documents import total_size
 from gristmill.io.token_shards import Manifest
 from gristmill.io.tokenizer_file import find_ends, find_tokenizer_file
 from gristmill.storage.files import is_file
@@ -14,7 +16,7 @@ from gristmill_cli.funnel import TRAIN, of_folders
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.mix import DecideMix, differing_amount
 from gristmill_cli.stages.odd_files import odd_token_sizes
-from gristmill_cli.stages.spec import RunContext, StageSpec, given_options, reject_options_without_effect
+from gristmill_cli.stages.spec import RunContext, StageSpec, given_options, reject_options_without_effect, settings_of
 from gristmill_cli.stages.train_tokenizer import TrainTokenizer
 from preprocessing.encode import STAGE, encode
 from preprocessing.tokenize_chats import STAGE as TOKENIZE_CHATS
@@ -56,7 +58,7 @@ class Encode(StageSpec):
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the tokenizer, the ends of documents, and the size of a shard."""
         spec = run.config.tokenizer
-        settings = {name: getattr(spec, name) for name in ("shard_size", "bos", "eos")}
+        settings = settings_of(spec, "shard_size", "bos", "eos")
         if spec.file:
             settings["tokenizer"] = str(spec.file)
         return settings
@@ -78,10 +80,12 @@ class Encode(StageSpec):
         asked_of_source = run.config.mix.tokens
         if not asked_of_source:
             return
-        totals = [of_folders(Manifest.load(run.tokens(name))) for name in (TRAIN, HELD_OUT)]
+        tokens_of = Counter[str]()  # by source, without those that end documents
+        for name in (TRAIN, HELD_OUT):
+            for source, record in of_folders(Manifest.load(run.tokens(name))).items():
+                tokens_of[source] += record.tokens - record.documents
         for source, asked in sorted(asked_of_source.items()):
-            records = [of_folders[source] for of_folders in totals if source in of_folders]
-            tokens = sum(record.tokens - record.documents for record in records)
+            tokens = tokens_of[source]
             yield from differing_amount(run.config, source, asked, tokens, "tokens")
 
 
@@ -144,7 +148,7 @@ class TokenizeChats(StageSpec):
     def max_text_bytes(self, config: RunConfig) -> int | None:
         """Return the size of the chats, which does not grow with the corpus."""
         path = config.chats.path
-        return None if path is None else sum(file.size for file in list_chats(path))
+        return None if path is None else total_size(list_chats(path))
 
     def hint(self, config: RunConfig) -> str:
         """Return what to try if it kept no chat."""

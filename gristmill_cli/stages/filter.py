@@ -12,15 +12,15 @@ from gristmill.errors import require
 from gristmill.wording import markdown_table
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.stages.note_facts import ScoreAfterCopies, has_scores_after
-from gristmill_cli.stages.spec import RunContext, StageSpec
+from gristmill_cli.stages.spec import RunContext, StageSpec, spell_limits
 from preprocessing.filter import KEPT, STAGE
 from preprocessing.from_facts.low_scores import STAGE as CHOOSE_BY_SCORE
 from preprocessing.from_facts.low_scores import list_low_scores, read_score_sums
 from preprocessing.from_facts.short_documents import list_short
 from preprocessing.minimum_length import check_threshold
 from preprocessing.scoring.score_choice import Band, Choice, parse_bands
-from preprocessing.scoring.score_statistics import odd_scores
-from preprocessing.steps.model_score import After, ScoreOptions, score_steps, tables_after
+from preprocessing.scoring.score_statistics import ScoreSums, odd_scores
+from preprocessing.steps.model_score import After, ScoreOptions, have_bands, score_steps, tables_after
 
 
 class FilterShort(StageSpec):
@@ -77,7 +77,7 @@ class ChooseByScore(StageSpec):
         tables = tables_after(self.after, run.config.scores)
         facts = {step.score: step.fact for step in score_steps(tables)}
         choices = [_choice(name, options, facts) for name, options in tables.items()]
-        bands = run.bands if any(options.bands for options in tables.values()) else None
+        bands = run.bands if have_bands(tables) else None
         output = self.path(run.config)
         counts, _ = list_low_scores(self.scores(run), output, choices, run.options, bands, self.engine)
         return counts
@@ -120,7 +120,10 @@ class ChooseByScore(StageSpec):
     def alarms(self, run: RunContext, counts: Counts) -> Iterator[str]:
         """Yield scores of models that are constant, or that the source or the length explains."""
         sums = read_score_sums(self.path(run.config), self.engine)
-        of_models = {name: by_source for name, by_source in sums.items() if not run.config.scores[name].measure}
+        of_models = dict[str, dict[str, ScoreSums]]()
+        for name, by_source in sums.items():
+            if not run.config.scores[name].measure:
+                of_models[name] = by_source
         yield from odd_scores(of_models, run.config.alarms.score)
 
 
@@ -149,6 +152,7 @@ class ChooseAfterCopies(ChooseByScore):
 
 def _choice(name: str, options: ScoreOptions, facts: Mapping[str, str]) -> Choice:
     """Return what a table keeps; `facts` are the names in the facts of the scores that are noted."""
+    members = [facts[member] for member in options.mean_of]
     return Choice(
         name,
         facts.get(name, ""),
@@ -158,7 +162,7 @@ def _choice(name: str, options: ScoreOptions, facts: Mapping[str, str]) -> Choic
         parse_bands(options.bands),
         options.keep,
         options.max,
-        tuple(facts[member] for member in options.mean_of),
+        tuple(members),
     )
 
 
@@ -167,21 +171,33 @@ def _describe(options: ScoreOptions) -> str:
     if options.mean_of:
         members = ", ".join(options.mean_of)
         return f"mean of ranks by {members} of {options.of}: {_describe(replace(options, mean_of=()))}"
-    limits = {"min": options.min, "max": options.max}
-    given = [f"{limit} {value:g}" for limit, value in limits.items() if value is not None]
-    if given:
-        return ", ".join(given)
+    limits = spell_limits(options.min, options.max)
+    if limits:
+        return ", ".join(limits)
     if options.quantile is not None:
         return f"quantile {options.quantile:g} of {options.of}"
     if options.bands:
-        of = f" of {options.of}" if any(band.quantile for band in options.bands.values()) else ""
-        bands = (f"{band.name} {_limit_of(band)}x{band.weight:g}" for band in parse_bands(options.bands))
-        return f"bands{of}: {', '.join(bands)}"
+        return _describe_bands(options)
     if options.keep:
-        return f"keep {' '.join(f'{score:g}:{chance:g}' for score, chance in options.keep)}"
+        points = [f"{score:g}:{chance:g}" for score, chance in options.keep]
+        return f"keep {' '.join(points)}"
     return "noted"
 
 
+def _describe_bands(options: ScoreOptions) -> str:
+    """Return the bands of a table with their limits and weights."""
+    of = ""
+    bands = list[str]()
+    for band in parse_bands(options.bands):
+        bands.append(f"{band.name} {_limit_of(band)}x{band.weight:g}")
+        if band.quantile:
+            of = f" of {options.of}"
+    return f"bands{of}: {', '.join(bands)}"
+
+
 def _limit_of(band: Band) -> str:
-    limits = [value for value in (band.min, band.quantile) if value is not None]
-    return f"{limits[0]:g} " if limits else ""
+    if band.min is not None:
+        return f"{band.min:g} "
+    if band.quantile is not None:
+        return f"{band.quantile:g} "
+    return ""

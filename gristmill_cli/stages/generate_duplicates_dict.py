@@ -7,7 +7,7 @@ from dedup.generate_connected_components import CLUSTERED
 from dedup.generate_duplicates_dict import STAGE, generate_duplicates_dict
 from gristmill.counts import Counts
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.stages.spec import DocumentSeconds, RunContext, StageSpec
+from gristmill_cli.stages.spec import DocumentSeconds, RunContext, StageSpec, settings_of
 
 
 class GenerateDuplicatesDict(StageSpec):
@@ -32,7 +32,7 @@ class GenerateDuplicatesDict(StageSpec):
             dropped += (run.low_scores,)
         compared: dict[str, Any] = {}
         if spec.measure:
-            compared = {name: getattr(spec, name) for name in ("threshold", "width", "unit", "index")}
+            compared = settings_of(spec, "threshold", "width", "unit", "index")
         if spec.measure or spec.keep.startswith(("longest", "newest")):
             compared |= {"corpus": run.corpus, "text_column": run.config.text_column}
         return generate_duplicates_dict(

@@ -17,7 +17,7 @@ from preprocessing.mix import STAGE, mix_facts
 from preprocessing.mixing.mix_manifest import MixManifest
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.split import check_holdout
-from preprocessing.steps.model_score import tables_after
+from preprocessing.steps.model_score import have_bands, tables_after
 
 _SHOWN_DIGITS = 12  # of the SHA-256 of a keep list
 
@@ -108,8 +108,8 @@ class DecideMix(StageSpec):
 
 def _scored_for_bands(run: RunContext) -> Path | None:
     """Return the scores after copies if the bands are of one of them."""
-    tables = tables_after("copies", run.config.scores).values()
-    return run.scores_after_copies if any(table.bands for table in tables) else None
+    tables = tables_after("copies", run.config.scores)
+    return run.scores_after_copies if have_bands(tables) else None
 
 
 def mix_settings(run: RunContext) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from gristmill.engine.staleness.ledger import Ledger
 from gristmill.io.files import STATE_DIR
 from gristmill.steps import DocumentStep
 from gristmill.wording import count_of
-from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run_config import RunConfig, Source
 from gristmill_cli.stages.note_facts import signature_settings
 from gristmill_cli.stages.odd_files import counts_by_file, odd_lengths
 from gristmill_cli.stages.rules import rule_alarms, rules_card, rules_version
-from gristmill_cli.stages.spec import RunContext, StageSpec
+from gristmill_cli.stages.spec import RunContext, StageSpec, spell_limits
 from preprocessing.document_pass import removed_path
 from preprocessing.normalize_text import STAGE
 from preprocessing.prepare import note_replaced, prepare
@@ -84,10 +84,12 @@ class NormalizeText(StageSpec):
         """Return how texts are read and normalised, and the sources that have tables of their own."""
         settings = {**vars(run.config.normalize), "text_column": run.config.text_column}
         if run.config.sources:
-            unweighted = {name: replace(source, weight=None) for name, source in run.config.sources.items()}
+            unweighted = dict[str, Source]()
+            for name, source in run.config.sources.items():
+                unweighted[name] = replace(source, weight=None)
             settings["sources"] = msgspec.to_builtins(unweighted)
         if run.config.steps:
-            settings["steps"] = [_describe(options) for options in run.config.steps]
+            settings["steps"] = list(map(_describe, run.config.steps))
         if _has_rules(run.config):
             settings["rules"] = rules_version(read_recipe(run.config.recipe))
         if run.is_last_writer:
@@ -145,5 +147,5 @@ def _has_rules(config: RunConfig) -> bool:
 def _describe(options: StepOptions) -> str:
     """Return a step of the user in a few words, with the version of its code."""
     step = UserFunction.of(options)
-    limits = [f"{name} {value:g}" for name, value in (("min", step.min), ("max", step.max)) if value is not None]
+    limits = spell_limits(step.min, step.max)
     return " ".join([step.kind, step.function, *limits, f"({step.code[:12]})"])

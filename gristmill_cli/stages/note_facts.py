@@ -7,12 +7,12 @@ from typing import Any
 from gristmill.counts import Counts
 from gristmill.steps import DocumentStep
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.stages.spec import RunContext, StageSpec
+from gristmill_cli.stages.spec import RunContext, StageSpec, settings_of
 from preprocessing.document_pass import NOTED, removed_path
 from preprocessing.prepare import STAGE, prepare
 from preprocessing.score_after_copies import STAGE as SCORE_AFTER_COPIES
 from preprocessing.score_after_copies import score_after_copies
-from preprocessing.steps.model_score import After, score_steps, tables_after
+from preprocessing.steps.model_score import After, ScoreOptions, score_steps, tables_after
 from preprocessing.steps.text_digest import TextDigest
 
 
@@ -54,13 +54,16 @@ class NoteFacts(StageSpec):
 
 def signature_settings(run: RunContext) -> dict[str, Any]:
     """Return the parameters of the signatures, by name, and the models that score documents."""
-    settings: dict[str, Any] = {
-        name: getattr(run.config.dedup, name) for name in ("hash", "unit", "width", "permutations", "seed")
-    }
+    settings = settings_of(run.config.dedup, "hash", "unit", "width", "permutations", "seed")
     scores = tables_after("rules", run.config.scores)
     if scores:
-        settings["scores"] = [step.describe() for step in score_steps(scores)]
+        settings["scores"] = _describe_scores(scores)
     return settings
+
+
+def _describe_scores(scores: Mapping[str, ScoreOptions]) -> list[str]:
+    """Return the models that score documents, with their versions."""
+    return [step.describe() for step in score_steps(scores)]
 
 
 class ScoreAfterCopies(StageSpec):
@@ -102,7 +105,7 @@ class ScoreAfterCopies(StageSpec):
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the models that score documents."""
-        return {"scores": [step.describe() for step in score_steps(tables_after("copies", run.config.scores))]}
+        return {"scores": _describe_scores(tables_after("copies", run.config.scores))}
 
     def is_in_run(self, options: Mapping[str, Any]) -> bool:
         """Return whether a score is after copies."""
@@ -113,7 +116,9 @@ class ScoreAfterCopies(StageSpec):
         return "give more documents, or look at --dedup.index and --filter.threshold"
 
 
-def has_scores_after(place: After, options: Mapping[str, Any]) -> bool:
+def has_scores_after(after: After, options: Mapping[str, Any]) -> bool:
     """Return whether a run with these options, as run.json has them, has scores after rules, or after copies."""
-    tables = options.get("scores", {}).values()
-    return any(not table.get("mean_of") and table.get("after", "rules") == place for table in tables)
+    for table in options.get("scores", {}).values():
+        if not table.get("mean_of") and table.get("after", "rules") == after:
+            return True
+    return False

@@ -115,7 +115,7 @@ def _sample_texts(files: list[CorpusFile]) -> dict[str, list[str]]:
     stride = -(-len(files) // _SAMPLED_FILES)
     for file in files[::stride]:
         texts = _first_texts(file)
-        characters = sum(len(text) for text in texts)
+        characters = sum(map(len, texts))
         if len(texts) >= FEW_DOCUMENTS or characters >= _SAMPLED_BYTES:
             texts_of_files[file.name] = texts
     return texts_of_files
@@ -168,14 +168,17 @@ def _odd_file(values: dict[str, float], limit: float, distance: Distance) -> Ite
     if not limit or len(values) < _MIN_FILES:
         return
     middle = median(values.values())
-    distances = {file: distance(value, middle) for file, value in values.items()}
+    distances = dict[str, float]()
+    differing = 0
+    for file, value in values.items():
+        distances[file] = distance(value, middle)
+        differing += distances[file] > limit
     furthest = max(distances, key=lambda file: distances[file])
     if distances[furthest] <= limit:
         return
-    count = sum(value > limit for value in distances.values())
     others = ""
-    if count > 1:
-        others = f"; {count:,} files differ as much"
+    if differing > 1:
+        others = f"; {differing:,} files differ as much"
     yield furthest, middle, others
 
 

@@ -52,9 +52,14 @@ class RemoveSpans(StageSpec):
 
     def describe_loss(self, rows: list[dict[str, Any]]) -> str:
         """Return what a document lost, and for which documents."""
-        size = sum(row["bytes"] for row in rows)
-        keepers = sorted({f"{row['kept_file']}@{row['kept_row']}" for row in rows if row["kept_file"] is not None})
+        size = 0
+        keys = set[str]()
+        for row in rows:
+            size += row["bytes"]
+            if row["kept_file"] is not None:
+                keys.add(f"{row['kept_file']}@{row['kept_row']}")
         lost = f"lost {size:,} bytes that repeat"
+        keepers = sorted(keys)
         if not keepers:
             return lost
         named = ", ".join(keepers[:3])

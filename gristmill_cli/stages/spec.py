@@ -15,7 +15,7 @@ from gristmill_cli.run_config import RunConfig
 from preprocessing.document_pass import removed_path
 from preprocessing.mixing.first_texts import FirstTexts
 from preprocessing.prepare import versions_of
-from preprocessing.steps.model_score import score_steps, tables_after
+from preprocessing.steps.model_score import have_bands, score_steps, tables_after
 from preprocessing.steps.text_digest import TextDigest
 from preprocessing.steps.token_count import TokenCount
 
@@ -97,8 +97,7 @@ class RunContext:
     @property
     def bands(self) -> Path | None:
         """Return the bands of a score, by which documents are weighed; None without."""
-        has_bands = any(options.bands for options in self.config.scores.values())
-        return self.out / "score_bands.json" if has_bands else None
+        return self.out / "score_bands.json" if have_bands(self.config.scores) else None
 
     @property
     def exact_pairs(self) -> Path:
@@ -270,11 +269,28 @@ class StageSpec:
             return
         read = counts.total(READ).documents
         outcome = f"{self.name}: no document is left of {read:,}"
-        others = [reason for reason in counts.reasons if reason != READ]
-        if others:
-            lost = ", ".join(f"{counts.total(reason).documents:,} {reason}" for reason in others)
-            outcome += f" ({lost})"
+        lost = list[str]()
+        for reason in counts.reasons:
+            if reason != READ:
+                lost.append(f"{counts.total(reason).documents:,} {reason}")
+        if lost:
+            outcome += f" ({', '.join(lost)})"
         raise InputError(f"{outcome}: {self.hint(config)}")
+
+
+def spell_limits(smallest: float | None, largest: float | None) -> list[str]:
+    """Return the limits of a table that are given, as `min 0.5`."""
+    limits = list[str]()
+    if smallest is not None:
+        limits.append(f"min {smallest:g}")
+    if largest is not None:
+        limits.append(f"max {largest:g}")
+    return limits
+
+
+def settings_of(section: Any, *names: str) -> dict[str, Any]:
+    """Return the values of some options of a section."""
+    return {name: getattr(section, name) for name in names}
 
 
 def given_options(section: Any) -> list[str]:

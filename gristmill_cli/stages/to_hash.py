@@ -11,7 +11,7 @@ from dedup.to_hash import STAGE
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
 from gristmill_cli.run_config import Dedup, RunConfig
-from gristmill_cli.stages.spec import RunContext, StageSpec
+from gristmill_cli.stages.spec import RunContext, StageSpec, settings_of
 
 
 class ToHash(StageSpec):
@@ -32,8 +32,7 @@ class ToHash(StageSpec):
 
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the parameters of the signatures."""
-        names = ("hash", "unit", "width", "permutations", "seed", "exact")
-        return {name: getattr(run.config.dedup, name) for name in names}
+        return settings_of(run.config.dedup, "hash", "unit", "width", "permutations", "seed", "exact")
 
     def check(self, config: RunConfig, sources: set[str]) -> None:
         """Raise the error of any option of [dedup]; reads the header of one signature shard of each index."""

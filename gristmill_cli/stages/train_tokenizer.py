@@ -8,7 +8,7 @@ from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError
 from gristmill_cli.run_config import RunConfig, Tokenizer
 from gristmill_cli.stages.mix import DecideMix
-from gristmill_cli.stages.spec import RunContext, StageSpec, given_options
+from gristmill_cli.stages.spec import RunContext, StageSpec, given_options, settings_of
 from preprocessing.train_tokenizer import STAGE, check_options, model_name, special_tokens, train_tokenizer
 
 _TRAINING_OPTIONS = ("vocab_size", "model_type", "sample", "exact", "seed")
@@ -49,7 +49,7 @@ class TrainTokenizer(StageSpec):
     def settings(self, run: RunContext) -> dict[str, Any]:
         """Return the kind and size of the tokenizer, and its sample."""
         spec = run.config.tokenizer
-        settings = {name: getattr(spec, name) for name in ("vocab_size", "model_type", "sample", "exact")}
+        settings = settings_of(spec, "vocab_size", "model_type", "sample", "exact")
         return settings | {"seed": run.config.tokenizer_seed}
 
     def check(self, config: RunConfig, sources: set[str]) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.command import command
-from gristmill.engine.execution.progress import StepNote
+from gristmill.engine.execution.progress import StepNote, count_records
 from gristmill.engine.execution.task_queue import StepManifest, TaskQueue
 from gristmill.engine.staleness.ledger import Ledger
 from gristmill.errors import UsageError
@@ -97,6 +97,10 @@ class Status(msgspec.Struct):
     stages: dict[str, str]  # name: "finished", "running", "stopped" or "waiting"
     training: TrainingStatus | None = None  # of the --out_dir of a training run
 
+    def stages_in(self, state: str) -> list[str]:
+        """Return the names of the stages in a state, in order."""
+        return [name for name, state_of_stage in self.stages.items() if state_of_stage == state]
+
 
 def status(out: Positional[Path], json: bool = False) -> Group | Text:
     """Show the progress of a run or a stage, on this machine and on others. Changes nothing.
@@ -116,13 +120,16 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
         return Group(*map(Text, report.training.lines))
     lines = list[str]()
     for state in ("finished", "running", "stopped", "waiting"):
-        stages = [name for name, state_of_stage in report.stages.items() if state_of_stage == state]
-        if stages:
-            lines.append(f"stages {state}: {', '.join(stages)}")
-    lines += [work.line for work in report.works]
-    if not any(work.state == "working" for work in report.works):
+        names = report.stages_in(state)
+        if names:
+            lines.append(f"stages {state}: {', '.join(names)}")
+    is_working = False
+    for work in report.works:
+        lines.append(work.line)
+        is_working |= work.state == "working"
+    if not is_working:
         lines.append("nothing is running here")
-    parts: list[Text | Table] = [Text(line) for line in lines]
+    parts: list[Text | Table] = list(map(Text, lines))
     processes = dict[tuple[str, int], WorkingProcess]()  # one may work on a run, and on a stage of it
     for work in report.works:
         for process in work.processes:
@@ -138,11 +145,18 @@ def find_status(out: Path) -> Status:
     """Return the runs in `out` and the folders below it, and their states."""
     works = list[RunStatus]()
     for state in _state_folders(out):
-        file_names = sorted(list_names(state))
-        names = dict.fromkeys(name.rpartition(".")[0] for name in file_names if name.endswith((_LOCK, _QUEUE)))
-        for name in names:
-            works += _find_work(state, name, f"{name}{_QUEUE}" in file_names)
-    state_of_run = next((work.state for work in works if work.name == _RUN), "")
+        has_queue = dict[str, bool]()  # by the name of the work
+        for file_name in sorted(list_names(state)):
+            name, _, kind = file_name.rpartition(".")
+            if f".{kind}" in (_LOCK, _QUEUE):
+                has_queue[name] = has_queue.get(name, False) or f".{kind}" == _QUEUE
+        for name, is_shared in has_queue.items():
+            works += _find_work(state, name, is_shared)
+    state_of_run = ""
+    for work in works:
+        if work.name == _RUN:
+            state_of_run = work.state
+            break
     stages = stages_of_run(out, state_of_run)
     if stages:
         return Status(works, stages)
@@ -171,8 +185,9 @@ def _find_work(state: Path, name: str, has_queue: bool) -> Iterator[RunStatus]:
         _add_one_process(work, lock)
     else:
         return
-    work.retried = sum(process.retried for process in work.processes)
-    work.core_hours = sum(process.core_hours for process in work.processes)
+    for process in work.processes:
+        work.retried += process.retried
+        work.core_hours += process.core_hours
     yield work
 
 
@@ -181,11 +196,11 @@ def _add_shards(work: RunStatus, queue: TaskQueue, manifest: StepManifest) -> No
     states = queue.processes.states()
     tasks = queue.list_states(manifest)
     if manifest.state == "working":
-        here = dict[str, bool]()
+        is_local_alive = dict[str, bool]()
         for name, state in states.items():
             if state.host == socket.gethostname():
-                here[name] = psutil.pid_exists(state.process)
-        alive = _watch(here, _beats(queue), lambda: _beats(queue))
+                is_local_alive[name] = psutil.pid_exists(state.process)
+        alive = _watch(is_local_alive, _beats(queue), lambda: _beats(queue))
         for name, state in states.items():
             process = WorkingProcess(
                 name,
@@ -201,9 +216,9 @@ def _add_shards(work: RunStatus, queue: TaskQueue, manifest: StepManifest) -> No
             if process.alive:
                 process.running = state.running
             work.processes.append(process)
-    is_held = bool(work.holder) and any(process.alive for process in work.processes)
+    is_alive = any(process.alive for process in work.processes)
     work.state = manifest.state
-    if manifest.state == "working" and not is_held:
+    if manifest.state == "working" and not (work.holder and is_alive):
         work.state = "stopped"
     work.step = manifest.name
     work.tasks = manifest.tasks
@@ -239,7 +254,7 @@ def _add_one_process(work: RunStatus, lock: Path) -> None:
             known[""] = psutil.pid_exists(number)
         is_alive = _watch(known, content(), content)[""]
     work.state = "working" if is_alive else "stopped"
-    work.records = sum(name.endswith(".json") for name in list_names(Ledger(lock.parent, lock.stem).loose))
+    work.records = count_records(Ledger(lock.parent, lock.stem).loose)
     if match:
         hours = 0.0
         if is_alive and is_here:
@@ -272,10 +287,13 @@ def _processor_seconds(number: int) -> float:
     """Return the processor time of a process, of its workers, and of ended workers."""
     try:
         process = psutil.Process(number)
-        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+        seconds = 0.0
+        for worker in (process, *process.children(recursive=True)):
+            times = worker.cpu_times()
+            seconds += sum(times[:4])  # user and system time, and the times of ended children
     except psutil.Error:  # it ends just now
         return 0.0
-    return sum(sum(of_process[:4]) for of_process in times)  # user and system time, and the times of ended children
+    return seconds
 
 
 def _table(processes: list[WorkingProcess]) -> Table:

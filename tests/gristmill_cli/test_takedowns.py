@@ -7,7 +7,8 @@ import pytest
 
 from gristmill.errors import InputError, UsageError
 from gristmill_cli.documents.trace import trace
-from gristmill_cli.documents.tracer import Fate, Tracer
+from gristmill_cli.documents.tracer import Tracer
+from gristmill_cli.documents.way import Fate
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Filter, Lines, Mix, RunConfig
 from preprocessing.steps.model_score import ScoreOptions

@@ -23,7 +23,8 @@ from gristmill.io.readers import read_corpus
 from gristmill.io.token_shards import Manifest, open_shards
 from gristmill_cli.documents import id_search
 from gristmill_cli.documents.trace import trace
-from gristmill_cli.documents.tracer import Fate, Tracer
+from gristmill_cli.documents.tracer import Tracer
+from gristmill_cli.documents.way import Fate
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Apply, Dedup, Filter, Lines, Mix, RunConfig, Tokenizer
 from gristmill_cli.run_records import remove_record
