@@ -170,17 +170,20 @@ def check_training(trainer_options: Sequence[str], processes: int) -> None:
 
 def train_with_torchrun(options: Sequence[str], processes: int) -> None:
     """Train with torchrun, under this Python interpreter. Raises SystemExit with its exit code if it fails."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    launcher = ["-m", "gristmill_cli", "torchrun", "--standalone", f"--nproc_per_node={processes}"]
     launcher += ["-m", "gristmill_cli.train"]
-    # at Ctrl-C torchrun would kill a trainer that saves for longer than half a minute
-    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120", **os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, *launcher, *options], env=environment)
-    # The trainer saves a checkpoint at SIGINT: pass it on and wait. After Ctrl-C it arrives twice, and once counts.
-    previous = signal.signal(signal.SIGINT, lambda number, _: process.send_signal(number))
+    # The trainer saves a checkpoint at a signal: pass it on and wait. After Ctrl-C it arrives twice, and once counts.
+    previous = {
+        number: signal.signal(number, lambda sent, _: process.send_signal(sent))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         code = process.wait()
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     if code < 0:  # minus the signal that ended it
         code = 128 - code
     if code:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from benchmarks.kill_training import metric_values, steps_done
+from gristmill_cli.quickstart import train_with_torchrun
 from tests.patience import patience, wait_until
 from tests.training.conftest import REPOSITORY, small_run
 from tests.training.launch import be_command, launch_all
@@ -35,6 +36,7 @@ from training.train import train
 from training.trainer import Trainer
 
 OURS = [sys.executable, "-m", "gristmill_cli", "torchrun"]
+QUICKSTART = "import sys; from gristmill_cli.quickstart import train_with_torchrun as train; train(sys.argv[3:], 2)"
 OFTEN = "--metrics.log_every 1 --metrics.tensorboard false --eval.sample_tokens 0 --optim.warmup_steps 2"
 LONG = ["--optim.steps", "100000", "--checkpoint.every", "1000", "--checkpoint.keep", "2"]
 
@@ -71,14 +73,38 @@ def checkpoints(out_dir: Path) -> list[int]:
 
 
 def test_a_user_s_error_has_its_own_exit_code(corpus: Path, tmp_path: Path) -> None:
-    """As a stop has, in test_restart."""
-    command = [*OURS, "--standalone", "--nproc_per_node=2"]
+    """As a stop has, in test_restart. The launcher is the one of the quick start and of recipes."""
+    command = [sys.executable, "-c", QUICKSTART]
     with running(command, corpus, tmp_path / "wrong", "--optim.steps", "0") as launcher:
         assert launcher.wait(patience(60)) == 2
     said = (tmp_path / "wrong.log").read_text()
     assert "error: optim.steps is 0; expected 1 or more" in said and "Root Cause" not in said
     failed = rf"torchrun: rank [01] on {re.escape(socket.gethostname())} failed first, with exit code 2; "
     assert re.match(failed, said.splitlines()[-1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_quick_start_passes_a_signal_on(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends when the launcher has, which saves a checkpoint first."""
+    sent: list[int] = []
+
+    class Launcher:
+        def __init__(self, *_words: object, **_options: object) -> None:
+            self.send_signal = sent.append
+
+        def wait(self) -> int:
+            signal.raise_signal(number)
+            return 128 + number
+
+    monkeypatch.setattr(subprocess, "Popen", Launcher)
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            train_with_torchrun([], 2)
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+    assert sent == [number] and ended.value.code == 128 + number
 
 
 def test_a_port_that_is_taken_is_said_in_a_sentence() -> None:
