@@ -58,10 +58,10 @@ def parse(
     except SystemExit as end:
         if not end.code:
             raise  # --help
-        raise UsageError(_plain_message(printed.getvalue(), positional)) from None
+        raise UsageError(_plain_message(printed.getvalue(), positional, prog)) from None
 
 
-def _plain_message(printed: str, positional: Sequence[str]) -> str:
+def _plain_message(printed: str, positional: Sequence[str], prog: str | None) -> str:
     """Return the text of tyro's error message, without its box and its pointer to the help."""
     lines = list[str]()
     for line in printed.splitlines():
@@ -70,6 +70,10 @@ def _plain_message(printed: str, positional: Sequence[str]) -> str:
             break
         lines.append(text)
     message = " ".join(" ".join(lines[1:]).split()).replace(" Argument helptext:", "; expected")
+    _, _, further = message.partition("Unrecognized options: ")
+    if further:
+        help_option = " ".join(filter(None, (prog, "--help")))
+        return f"expected options, each with its name, got {further!r}; try {help_option}"
     if message.startswith("Missing from "):  # without the help of each
         program = message.removeprefix("Missing from ").partition(":")[0]
         missing = _MISSING.findall(printed.partition("For full helptext")[0])

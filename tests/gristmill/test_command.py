@@ -104,6 +104,13 @@ def test_an_empty_path_is_not_the_current_folder(capsys: pytest.CaptureFixture[s
     assert said.startswith(f"error: {named}") and "is empty: is a variable of your shell not set?" in said
 
 
+def test_a_word_of_no_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(mill, arguments=["rye", "oats", "barley"], prog="mill")
+    expected = "error: expected options, each with its name, got 'oats, barley'; try mill --help\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_an_empty_text_among_many_is_one() -> None:
     kinds = {"--stop": tuple[str, ...], "--out": Path, "--files": tuple[Path, ...]}
     positional = (Path, tuple[str, ...])
