@@ -160,7 +160,7 @@ def _find_spans(
         windows.append(Task.on_slices(group, digest_open, given, (output,)))
     opened = run.step("windows", windows)
     joined = {"keep": keep}
-    of_windows, _ = join_digests(run, opened, GROUP_WINDOW, "windows", join_windows, joined, "scatter windows")
+    of_windows, _ = join_digests(run, opened, GROUP_WINDOW, "join windows", join_windows, joined, "scatter windows")
     span_files = FileSet((*of_blocks.paths, *of_windows.paths))
     cuts = tuple(spans.cuts.values())
     kept = tuple(spans.kept.values())

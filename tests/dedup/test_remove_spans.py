@@ -189,6 +189,17 @@ def test_fragments_go_unless_others_lost_text_for_them(tmp_path: Path) -> None:
     assert more.total("fragment").documents == 1
 
 
+def test_what_is_written_again_has_no_other_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two steps of one name would take the tasks of each other for ones that are gone."""
+    text = words(1, 60)
+    write(tmp_path / "corpus/web/a.jsonl", [{"text": text}, {"text": words(2, 60) + text}])
+    remove_spans(tmp_path / "corpus", tmp_path / "out", 100, OPTIONS)
+    (tmp_path / "out/web/a.jsonl").unlink()
+    remove_spans(tmp_path / "corpus", tmp_path / "out", 100, replace(OPTIONS, explain=True))
+    said = capsys.readouterr().err
+    assert "write: 1 of 1 task runs: outputs of 1 task was removed" in said and "gone" not in said, said
+
+
 def test_sources_are_left_alone(tmp_path: Path) -> None:
     for source in ("code", "web"):
         write(tmp_path / f"corpus/{source}/a.jsonl", [{"text": BANNER + words(30 + n, 90)} for n in range(3)])

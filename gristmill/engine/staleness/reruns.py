@@ -147,7 +147,7 @@ def explain(
             print(f"{stage}: {task}: {reason}", file=sys.stderr, flush=True)
         return
     reasons = _summarise(tasks, before, todo, retried)
-    if reasons:
+    if reasons and (tasks or before):
         count = f"{len(todo):,} of {count_of(len(tasks), 'task')} {verb_for(len(todo), 'runs', 'run')}"
         print(f"{stage}: {step}: {count}: {', '.join(reasons)}", file=sys.stderr, flush=True)
 

@@ -17,3 +17,8 @@ def test_a_task_that_is_tried_again_says_so(details: bool, said: str, capsys: py
     identities = {name: {"argument suffix": "?"} for name in "ab"}
     explain("upper", "upper", identities, identities, ["b"], {"b"}, details)
     assert capsys.readouterr().err == said
+
+
+def test_a_step_without_tasks_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    explain("upper", "upper", {}, {}, [], set(), details=False)
+    assert capsys.readouterr().err == ""
