@@ -318,7 +318,10 @@ class Counts(msgspec.Struct):
         reasons = [reason for reason in self.reasons if reason.startswith(MALFORMED)]
         main_reason = max(reasons, key=lambda reason: self.total(reason).documents)
         if main_reason.startswith(f"{MALFORMED}: {NO_FIELD} "):
-            return "Give --text_column NAME if the text is in another field, fix the input"
+            return (
+                "Give --text_column NAME, or `column` in the table of the source, if the text is in another field, fix "
+                "the input"
+            )
         return "Fix the input"
 
     def damaged_files(self) -> str:

@@ -35,11 +35,11 @@ def check_first_records(config: RunConfig) -> None:
         name = parse_name(file.name)
         if name is not None and name.format not in _WHOLE_TEXTS:
             with suppress(DamagedFile):
-                _check_first_file(file)
+                _check_first_file(file, file.source in config.sources)
 
 
-def _check_first_file(file: CorpusFile) -> None:
-    """Read a file until its first document, or until so many records were none."""
+def _check_first_file(file: CorpusFile, has_table: bool) -> None:
+    """Read a file, whose source `has_table` in the run's TOML, until its first document, or until so many were none."""
     counts = Counts({}, [])
     (whole,) = slices_at(file, ONE_SLICE)
     with suppress(_EnoughRecords):
@@ -47,9 +47,12 @@ def _check_first_file(file: CorpusFile) -> None:
             return
     reasons = [reason for reason in counts.reasons if reason.startswith(MALFORMED)]
     if reasons and all(reason.startswith(f"{MALFORMED}: {NO_FIELD} ") for reason in reasons):
+        option = "--text_column NAME"
+        if has_table:
+            option = f'column = "NAME" in [sources.{file.source}]'
         print(
             f"note: no text in the first records of {file.name}, which count as malformed. {counts.examples[0]}: give "
-            "--text_column NAME if the text is in another field",
+            f"{option} if the text is in another field",
             file=sys.stderr,
             flush=True,
         )

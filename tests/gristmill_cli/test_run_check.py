@@ -431,6 +431,9 @@ def test_lines_without_the_field_of_texts_are_said_at_once(tmp_path: Path, capsy
     assert code == 0 and message.count("note: no text in the first records of") == 1, message
     assert "first records of chat/a.jsonl, which count as malformed." in message
     assert "chat/a.jsonl line 1: no text, only body: give --text_column NAME" in message
+    (tmp_path / "run.toml").write_text(f'corpus = "{corpus}"\nout = "{tmp_path}/out"\n[sources.chat]\n')
+    _, message = exit_of([str(tmp_path / "run.toml"), "--dry_run"], capsys)
+    assert 'give column = "NAME" in [sources.chat] if the text' in message
 
 
 def test_dry_run_explains(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
