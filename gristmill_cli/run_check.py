@@ -177,8 +177,11 @@ def _check_folders(corpus: Path, out: Path) -> None:
         reject_unknown_scheme(path)
     for inner, outer in ((out, corpus), (corpus, out)):
         if inner.resolve().is_relative_to(outer.resolve()):
+            where = f"{inner} lies in {outer}"
+            if inner.resolve() == outer.resolve():
+                where = "both are one folder"
             raise UsageError(
-                f"--corpus {corpus} --out {out}: {inner} is {outer} or lies in it, and what is written would be read "
+                f"--corpus {corpus} --out {out}: {where}, and what is written would be read "
                 "as input: give an --out next to the corpus"
             )
     check_writable(out)
