@@ -2,9 +2,10 @@
 
     python benchmarks/bench_pipeline.py CORPUS … --peer PYTHON --picture scale.svg
 
-PYTHON is an interpreter with datatrove, tokenizers, nltk, spacy and xxhash below 4, of an environment of its own. Both
-sides read the same files with as many workers, and encode with the same tokenizer.json, trained before on a sample of
-the first corpus. Ours also removes exact copies and short documents, compares near-copies, mixes and holds out.
+PYTHON is an interpreter with datatrove, tokenizers, nltk, spacy, orjson, zstandard and xxhash below 4, of its own
+environment. Both sides read the same files with as many workers, and encode with the same tokenizer.json, trained
+before on a sample of the first corpus. Ours also removes exact copies and short documents, compares near-copies, mixes
+and holds out.
 """
 
 import json

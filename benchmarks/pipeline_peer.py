@@ -31,6 +31,8 @@ def main(corpus: str, tokenizer: str, out: Path, workers: int) -> None:
     run("cluster", [dedup.MinhashDedupCluster(buckets, removed, config=config)], 1)
     tokens = encoder(str(out / "tokens"), tokenizer, eos_token="<s>", shuffle_documents=True)
     run("encode", [read, dedup.MinhashDedupFilter(removed), tokens], tasks)
+    if not any((out / "tokens").rglob("*.ds")):  # it goes on where it cannot read a file
+        sys.exit(f"datatrove wrote no tokens of {corpus}: see {out / 'logs'}")
 
 
 if __name__ == "__main__":
