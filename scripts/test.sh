@@ -14,5 +14,6 @@ mypy --num-workers 2
 # Hundreds of processes are started, three tests at once: each reads the modules' bytecode, and has one thread.
 unset PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS=1
+python -m gristmill_cli compile  # or each of the three compiles the kernels that its tests need
 # In the order of the files: by default, files with few tests come last, and those take longest.
 python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
