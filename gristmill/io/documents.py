@@ -88,7 +88,7 @@ def unknown_suffix(name: str) -> str:
     """Return the suffix of a file of unknown format in lower case, with the one before it if it is a compression.
 
     >>> [unknown_suffix(name) for name in ("a.MD", "a.tar.gz", "data.gz", "LICENSE", "part.0001")]
-    ['.md', '.tar.gz', '.gz', 'no suffix', 'no suffix']
+    ['.md', '.tar.gz', '.gz', 'without suffix', 'without suffix']
     """
     stem, dot, last = name.rpartition("/")[2].lower().rpartition(".")
     suffixes = [f"{dot}{last}"]
@@ -96,7 +96,7 @@ def unknown_suffix(name: str) -> str:
         suffixes.insert(0, f".{stem.rpartition('.')[2]}")
     suffix = "".join(filter(_SUFFIX.fullmatch, suffixes))
     if not stem or not suffix:
-        return "no suffix"
+        return "without suffix"
     return suffix
 
 

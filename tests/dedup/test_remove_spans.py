@@ -197,7 +197,7 @@ def test_what_is_written_again_has_no_other_reason(tmp_path: Path, capsys: pytes
     (tmp_path / "out/web/a.jsonl").unlink()
     remove_spans(tmp_path / "corpus", tmp_path / "out", 100, replace(OPTIONS, explain=True))
     said = capsys.readouterr().err
-    assert "write: 1 of 1 task runs: outputs of 1 task was removed" in said and "gone" not in said, said
+    assert "write: 1 of 1 task runs: outputs of 1 task were removed" in said and "gone" not in said, said
 
 
 def test_sources_are_left_alone(tmp_path: Path) -> None:

@@ -204,8 +204,7 @@ def _summarise(
     if retried:
         reasons.append(f"{_FAILED} in {count_of(len(retried), 'task')}")
     if unexplained:
-        verb = verb_for(unexplained, "was", "were")
-        reasons.append(f"outputs of {count_of(unexplained, 'task')} {verb} removed or changed")
+        reasons.append(f"outputs of {count_of(unexplained, 'task')} were removed or changed")
     if todo and not reasons:
         reasons.append("no earlier run finished them")
     return reasons

@@ -168,7 +168,7 @@ def test_an_explanation_speaks_of_files(source: Path, target: Path, capsys: pyte
     first = capsys.readouterr().err.splitlines()[0]
     assert first == (
         "upper: upper: 3 of 3 tasks run: 1 file new (d), 1 file gone (a), 1 file changed (b), "
-        "outputs of 1 task was removed or changed"
+        "outputs of 1 task were removed or changed"
     )
     (source / "d").unlink()
     upper_stage(source, target, options=explaining)

@@ -286,13 +286,13 @@ def test_every_file_of_a_folder_is_read_or_has_a_reason_why_not(tmp_path: Path) 
     corpus = scan_corpus(root)
     assert [file.name for file in corpus.files] == ["a.jsonl", "book/b.JSON"]
     assert [(file.name, file.reason) for file in corpus.unread] == [
-        (".git", "hidden"), ("book/LICENSE", "no suffix"), ("book/README.md", ".md (see --read_also)"),
+        (".git", "hidden"), ("book/LICENSE", "without suffix"), ("book/README.md", ".md (see --read_also)"),
         ("book/a.jsonl.malformed", ".malformed"), ("book/b.csv", ".csv (see --read_also)"),
         ("book/dataset_infos.json", "metadata of Hugging Face datasets"), ("data.gz", ".gz"),
         ("pipe.jsonl", "not a regular file"), ("web/.gitattributes", "hidden"),
         ("web/cache-12.arrow", "cache of Hugging Face datasets"), ("web/gone", "dangling link"),
         ("web/loop", "link to a parent folder"), ("web/notes.txt.xz", ".txt (see --read_also)"),
-        ("web/part.0001", "no suffix"), ("web/self", "dangling link"),
+        ("web/part.0001", "without suffix"), ("web/self", "dangling link"),
         ("web/x.tar.gz", ".tar.gz"),
     ]  # fmt: skip
     counts = corpus.count_unread()
