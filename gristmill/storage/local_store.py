@@ -134,7 +134,9 @@ class LocalStore(Store):
                 code = errno.EEXIST if existing == folder else errno.ENOTDIR
                 raise OSError(code, os.strerror(code))
             if not os.access(existing, os.W_OK | os.X_OK):
-                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+                is_read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
+                code = errno.EROFS if is_read_only else errno.EACCES
+                raise OSError(code, os.strerror(code))
 
     def write(self, path: Path, data: bytes) -> None:
         """See Store."""

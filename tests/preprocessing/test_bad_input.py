@@ -13,7 +13,9 @@ import pytest
 import zstandard
 
 from gristmill.command import command
+from gristmill.errors import OutputError
 from gristmill.io.lines import read_lines
+from gristmill.storage.files import check_writable
 from preprocessing import filter, normalize_text, pass1, pass2
 
 NORMALIZE = "preprocessing/normalize_text.py"
@@ -217,6 +219,12 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no permission to mount a small file system")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_read_only_disk_is_said_to_be_one(tiny_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
+    with pytest.raises(OutputError, match="that file system is read-only"):
+        check_writable(tiny_disk / "out")
 
 
 def test_full_disk_is_an_error_and_the_same_command_resumes(tmp_path: Path, fails, run, tiny_disk: Path) -> None:
