@@ -17,7 +17,7 @@ def main(corpus: str, tokenizer: str, out: Path, workers: int) -> None:
     reader = import_module("datatrove.pipeline.readers").JsonlReader
     encoder = import_module("datatrove.pipeline.tokens").DocumentTokenizer
     files = len(list(Path(corpus).rglob("*.jsonl*")))
-    tasks = min(files, 4 * workers)
+    tasks = files  # as few would take memory: each holds the signatures of its share
     signatures = str(out / "signatures")
     buckets = str(out / "buckets")
     removed = str(out / "removed")
