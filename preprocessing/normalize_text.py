@@ -28,7 +28,7 @@ from gristmill.storage.files import listed_once
 from gristmill.text import utf8_size
 from preprocessing.steps.normalise import check_ftfy, normaliser
 
-STAGE = Stage("normalize_text", version=3, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("normalize_text", version=4, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 FILES_PER_INDEX = 64  # as in SlimPajama
 
 

@@ -49,7 +49,7 @@ OUTPUTS = {  # module and name of its Stage → what it writes in the folder of 
     ),
 }
 DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
-    "preprocessing.normalize_text:STAGE": (3, "e015068f831ebb26"),
+    "preprocessing.normalize_text:STAGE": (4, "998944649758fad7"),
     "preprocessing.filter:STAGE": (1, "cd06654500fb322f"),
     "dedup.to_hash:STAGE": (2, "c53d25e73140ec24"),
     "dedup.generate_exact_pairs:STAGE": (2, "64d1dabef7e9bc0d"),
