@@ -170,7 +170,8 @@ def check_training(trainer_options: Sequence[str], processes: int) -> None:
 
 def train_with_torchrun(options: Sequence[str], processes: int) -> None:
     """Train with torchrun, under this Python interpreter. Raises SystemExit with its exit code if it fails."""
-    launcher = ["-m", "gristmill_cli", "torchrun", "--standalone", f"--nproc_per_node={processes}"]
+    # -P, as the current folder may have a package `training` of the user
+    launcher = ["-P", "-m", "gristmill_cli", "torchrun", "--standalone", f"--nproc_per_node={processes}"]
     launcher += ["-m", "gristmill_cli.train"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, *launcher, *options], env=environment)
