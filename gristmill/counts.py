@@ -32,6 +32,7 @@ FAILED = "failed"  # begins the reason of a document on which a function failed
 WORKER_DIED = "a worker process died"  # on a document: then follows FAILED
 SKIPPED = "skipped"  # records of a web archive that are no documents, such as images
 NO_FIELD = "no"  # begins the reason of a record without the field of the text
+TEXT_ADVICE = "Give --text_column NAME, or `column` in the table of the source, if the text is"
 NOT_READ = "not read"  # files, not documents
 LEFT_OUT = "left out by weight"
 HELD_OUT = "holdout"  # documents for evaluation
@@ -318,10 +319,7 @@ class Counts(msgspec.Struct):
         reasons = [reason for reason in self.reasons if reason.startswith(MALFORMED)]
         main_reason = max(reasons, key=lambda reason: self.total(reason).documents)
         if main_reason.startswith(f"{MALFORMED}: {NO_FIELD} "):
-            return (
-                "Give --text_column NAME, or `column` in the table of the source, if the text is in another field, fix "
-                "the input"
-            )
+            return f"{TEXT_ADVICE} in another field, fix the input"
         return "Fix the input"
 
     def damaged_files(self) -> str:

@@ -14,7 +14,7 @@ from tyro.conf import Positional
 
 from gristmill.batches import numbered
 from gristmill.command import command
-from gristmill.counts import MALFORMED, READ, WRITTEN, Counts, check_max_failed
+from gristmill.counts import MALFORMED, READ, TEXT_ADVICE, WRITTEN, Counts, check_max_failed
 from gristmill.engine.execution.worker_deaths import note_no_place
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.run import StageRun, open_stage
@@ -173,8 +173,8 @@ def tokenize_chats(
         try:
             counts = run.finish(encoded.counts)
         except TooManyMalformed as error:
-            advice = "Give --text_column NAME if the text is"
-            raise TooManyMalformed(str(error).replace(advice, "Give --messages NAME if the messages are")) from error
+            own_advice = str(error).replace(TEXT_ADVICE, "Give --messages NAME if the messages are")
+            raise TooManyMalformed(own_advice) from error
     if not options.quiet:
         _print_notes(reports)
     return counts
