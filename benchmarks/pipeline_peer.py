@@ -16,8 +16,7 @@ def main(corpus: str, tokenizer: str, out: Path, workers: int) -> None:
     executor = import_module("datatrove.executor").LocalPipelineExecutor
     reader = import_module("datatrove.pipeline.readers").JsonlReader
     encoder = import_module("datatrove.pipeline.tokens").DocumentTokenizer
-    files = len(list(Path(corpus).rglob("*.jsonl*")))
-    tasks = files  # as few would take memory: each holds the signatures of its share
+    tasks = len(list(Path(corpus).rglob("*.jsonl*")))  # one a file: each holds the signatures of its share in memory
     signatures = str(out / "signatures")
     buckets = str(out / "buckets")
     removed = str(out / "removed")

@@ -99,12 +99,8 @@ def _groups_for(digests: FileInfo | None, files: list[CorpusFile]) -> Iterator[S
     """
     assert digests is not None
     groups = group_slices(map(_whole, files))
-    for batch in batched(groups, size=_TRAIN_SHARE * digests.size, size_of=_size_of):
+    for batch in batched(groups, size=_TRAIN_SHARE * digests.size, size_of=total_size):
         yield tuple(chain.from_iterable(batch))
-
-
-def _size_of(group: SliceGroup) -> int:
-    return total_size(group)
 
 
 def _whole(file: CorpusFile) -> Slice:
