@@ -67,9 +67,6 @@ class Normalize:
     """Leave out files whose names cannot be part of a document's key; they are counted as not read."""
     extract: Extract = "main"
     """Text to take from HTML pages: the main text, without menus and footers, or all of it."""
-    zst: bool = False
-    """Compress the documents with zstd, even if the corpus is not compressed. They take a third of the disk, and their
-    files have other names, on which random numbers depend."""
 
 
 @dataclass(frozen=True)

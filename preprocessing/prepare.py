@@ -42,7 +42,6 @@ def prepare(
     steps: Sequence[DocumentStep],
     options: RunOptions = RunOptions(),
     *,
-    zst: bool = False,
     text_column: str = "text",
     read_also: tuple[str, ...] = (),
     skip_odd_names: bool = False,
@@ -55,8 +54,8 @@ def prepare(
 ) -> tuple[Counts, dict[str, int]]:
     """Run steps on every document of a corpus; write the documents that they keep, and facts of all records.
 
-    Files are named as normalize_text names them, and large ones are cut into slices. Without `documents_dir` no text
-    is written: steps may only note facts, of documents that stay where they are.
+    A file has its input's name with the suffix .jsonl.zst, and a large one is cut into slices. Without `documents_dir`
+    no text is written: steps may only note facts, of documents that stay where they are.
 
     Args:
         data_dir: The raw corpus, in any format that normalize_text reads.
@@ -64,7 +63,6 @@ def prepare(
         facts_dir: Output folder of the facts; see gristmill.io.facts.
         steps: What is done with a document, in this order.
         options: Workers, memory, and when to stop; they change no output.
-        zst: Compress all documents with zstd, even if the input is not compressed.
         text_column: The column or field that holds the text; it keeps its name.
         read_also: More formats to read: txt, md, html (a file is one document), csv, tsv (a row is one).
         skip_odd_names: Leave out files whose names cannot be part of a document's key.
@@ -94,7 +92,7 @@ def prepare(
         targets: Targets = {}
         publishes = [facts_dir]
         if documents_dir:
-            targets = plan_targets(corpus.files, documents_dir, zst)
+            targets = plan_targets(corpus.files, documents_dir, zst=True)
             publishes = [documents_dir, facts_dir]
         names = dict[str, str]()
         for name, path in targets.items():

@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from gristmill.counts import WORKER_DIED, Counts, Damage
 from gristmill.engine.execution.worker_deaths import READING, note_place, rows_of_deaths, times_suspected
 from gristmill.engine.run import StageRun
-from gristmill.engine.staleness.lineage import writer_of
+from gristmill.engine.staleness.lineage import is_hash, writer_of
 from gristmill.engine.staleness.records import StepResult
 from gristmill.engine.task import Result, Task
 from gristmill.errors import DamagedFile, InputError
@@ -40,9 +40,10 @@ def cut_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
 def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
     """Return the slices of all files, in order; slices of damaged files, if that is known, are marked for read_slices.
 
-    The tasks of the step `cut` find where large files are cut.
+    The tasks of the step `cut` find where large files are cut. Stages write a frame of .zst for each slice that they
+    read, so what they wrote can be cut again.
     """
-    large = [file for file in files if is_cut(file)]
+    large = [file for file in files if is_cut(file, has_frames=is_hash(run.tag(file.path)))]
     cuts = dict[str, list[SliceStart]]()
     damaged = dict[str, Damage]()
     if large:

@@ -1,36 +1,22 @@
 """Stream the lines of a file, compressed or not; long ones are cut, and truncated or corrupt data is an error.
 
-The compression follows from a file's first bytes, or from its name where these say nothing.
-A .gz, .zst, .bz2 or .xz file is a sequence of streams (gzip members, zstd frames), which are all read, over a padding
-of zero bytes where the format allows one. A stream that is truncated or corrupt is an error, wherever it lies in the
-file. So is a file without a stream, as one of 0 bytes is: nothing, compressed, is some bytes, and a download that was
-interrupted may leave such a file.
+The compression follows from a file's first bytes, or from its name where these say nothing. A compressed file without a
+stream, as one of 0 bytes is, is an error, too: nothing, compressed, is some bytes, and a download that was interrupted
+may leave such a file.
 """
 
-import bz2
-import gzip
 import io
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-import zstandard
-
 from gristmill.budget import MemoryReservation
 from gristmill.errors import DamagedFile, InputError, wrap_read_errors
+from gristmill.io.compression.streams import CorruptStream, decompress, wrap_corruption
+from gristmill.io.compression.zstd_frames import CHUNK, frames_of
 from gristmill.io.documents import TABLE_FORMATS, TEXT_FORMATS, compression_of, parse_name
 
-CHUNK = 1 << 18  # bytes read, and decompressed, at a time
-_MAX_WINDOW = 1 << 31  # bytes of decompressed data that a stream may refer back to; `zstd --long=31` needs them all
-_FREE_WINDOW = 8 << 20  # of zstd's levels up to 19: reserved by none
-_ZSTD_SKIPPABLE = bytes.fromhex("2a4d18")  # last bytes of the magic number of a skippable frame
-_ZSTD_FRAME = bytes.fromhex("28b52ffd")
-_DICTIONARY_FRAME = 0x5D  # first byte of a skippable frame that has the dictionary of a .warc.zst, by its specification
-_MAX_DICTIONARY = 16 << 20
 MAX_LINE_BYTES = 1 << 30
 MEMORY_A_BYTE = 4  # bytes of memory for a byte of a line: the line, its text, the text in UTF-8 or what is written
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -53,15 +39,6 @@ _STAND_INS = {  # what a file is: how it begins, and what to do
 }
 
 
-class CorruptStream(ValueError):
-    """A compressed stream is truncated or corrupt."""
-
-    @property
-    def fault(self) -> str:
-        """Return truncated if the file ends within the stream, else corrupt."""
-        return "truncated" if isinstance(self.__cause__, EOFError) else "corrupt"
-
-
 class CutLine(bytes):
     """The beginning of a line that is longer than the limit; `size` is the length of the whole line in bytes."""
 
@@ -71,10 +48,10 @@ class CutLine(bytes):
 def read_lines(path: Path, start: int = 0, end: int | None = None, limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:
     """Yield the lines of a file, decompressed, without their newlines; a CutLine for one of over `limit` bytes.
 
-    `start` and `end` are byte offsets, for uncompressed files only. Memory is bounded by the longest line
-    up to the limit, whatever the compression ratio; a long line is read while no other worker reads one (budget.py).
-    Raises InputError if the file cannot be read; DamagedFile, naming the last good line, if a compressed stream is
-    truncated or corrupt; UsageError for a line that needs more memory than there is.
+    `start` and `end` are byte offsets: of lines, or of frames of a .zst that begin a line. Memory is bounded by the
+    longest line up to the limit, whatever the compression ratio; a long line is read while no other worker reads one
+    (budget.py). Raises InputError if the file cannot be read; DamagedFile, naming the last good line, if a compressed
+    stream is truncated or corrupt; UsageError for a line that needs more memory than there is.
     """
     count = 0
     hold = MemoryReservation()
@@ -164,10 +141,10 @@ def compression_in(name: str, first: bytes) -> str:
     return compression_of(name)
 
 
-def is_compressed(path: Path) -> bool:
-    """Return whether a local file is compressed, by its first bytes or its name."""
+def compression_in_file(path: Path) -> str:
+    """Return the compression of a local file, as compression_in."""
     with path.open("rb") as file:
-        return bool(compression_in(path.name, file.read(FIRST)))
+        return compression_in(path.name, file.read(FIRST))
 
 
 def reject_stand_in(path: Path, first: bytes) -> None:
@@ -281,6 +258,29 @@ def line_starts(path: Path, step: int) -> list[tuple[int, int]]:
     return [start for start in starts if start[0] < offset or start[0] == 0]
 
 
+def frame_starts(path: Path, step: int) -> list[tuple[int, int]]:
+    """Return (byte offset, row) of the first frame of a .zst that begins a line at or after each multiple of `step`.
+
+    The first is (0, 0). Reads the file once, to count its lines. Raises DamagedFile if it is truncated or corrupt.
+    """
+    starts = [(0, 0)]
+    row = 0
+    is_line_end = True
+    try:
+        with wrap_corruption(), path.open("rb", buffering=CHUNK) as file:
+            for offset, chunks in frames_of(file):
+                may_start = is_line_end and offset // step > starts[-1][0] // step
+                for chunk in filter(None, chunks):
+                    if may_start:
+                        starts.append((offset, row))
+                        may_start = False
+                    row += chunk.count(b"\n")
+                    is_line_end = chunk.endswith(b"\n")
+    except CorruptStream as error:
+        raise damaged_stream(path, f"line {row:,}", error) from error
+    return starts
+
+
 def _chunks(
     path: Path,
     file: BinaryIO,
@@ -289,159 +289,20 @@ def _chunks(
     gunzip: Callable[[BinaryIO], Iterator[bytes]] | None = None,
 ) -> Iterator[bytes]:
     if start:
-        return _plain_chunks(file, start, end)
-    first = file.read(FIRST)
-    file.seek(0)
-    reject_stand_in(path, first)
-    compression = compression_in(path.name, first)
+        compression = compression_of(path.name)
+    else:
+        first = file.read(FIRST)
+        reject_stand_in(path, first)
+        compression = compression_in(path.name, first)
+    file.seek(start)
     if compression:
-        return decompress(file, compression, gunzip)
+        return decompress(file, compression, gunzip, end)
     return _plain_chunks(file, start, end)
 
 
 def _plain_chunks(file: BinaryIO, start: int, end: int | None) -> Iterator[bytes]:
-    file.seek(start)
     left = end - start if end is not None else None
     while chunk := file.read(CHUNK if left is None else min(CHUNK, left)):
         yield chunk
         if left is not None:
             left -= len(chunk)
-
-
-def decompress(
-    file: BinaryIO, compression: str, gunzip: Callable[[BinaryIO], Iterator[bytes]] | None = None
-) -> Iterator[bytes]:
-    """Yield the decompressed content of `file` in chunks of at most CHUNK bytes.
-
-    `compression` is gz, zst, bz2 or xz; `gunzip` reads gz in place of what reads it otherwise. Memory is that of a
-    chunk and of the window that the stream declares, at most 2 GiB, of which only as much is used as the stream is
-    long; one of over 8 MiB of zstd is reserved. Raises CorruptStream, and UsageError for a window that does not fit
-    the memory.
-    """
-    try:
-        if not file.read(1):
-            raise EOFError("the file is empty")
-        file.seek(0)
-        read = gunzip if gunzip and compression == "gz" else _READERS[compression]
-        yield from read(file)
-    except (zstandard.ZstdError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise CorruptStream(str(error)) from error
-    except OSError as error:  # bz2 raises it for corrupt data, without an errno
-        if error.errno is not None:
-            raise
-        raise CorruptStream(str(error)) from error
-
-
-def _gzip_chunks(file: BinaryIO) -> Iterator[bytes]:
-    with gzip.open(file) as stream:
-        while chunk := stream.read(CHUNK):
-            yield chunk
-
-
-def _stream_chunks(
-    file: BinaryIO, new: Callable[[], bz2.BZ2Decompressor] | Callable[[], lzma.LZMADecompressor]
-) -> Iterator[bytes]:
-    """Decompress all streams of a file. bz2.open and lzma.open would ignore a stream whose first bytes are corrupt."""
-    data = _skip_zeros(file, b"")
-    if not data:
-        raise EOFError("the file has only zeros, and no compressed stream")
-    while data:
-        stream = new()
-        while not stream.eof:
-            if stream.needs_input and not data:
-                data = file.read(CHUNK)
-                if not data:
-                    raise EOFError("the last stream is incomplete")
-            yield stream.decompress(data, CHUNK)
-            data = b""
-        data = _skip_zeros(file, stream.unused_data)
-
-
-def _skip_zeros(file: BinaryIO, data: bytes) -> bytes:
-    """Read on until there is data other than zeros; empty at the end of the file."""
-    data = data.lstrip(b"\0")
-    while not data and (chunk := file.read(CHUNK)):
-        data = chunk.lstrip(b"\0")
-    return data
-
-
-def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Decompress all frames of a file, a block at a time: a block has at most 128 KiB of content (RFC 8878).
-
-    zstandard has no limit on the content that it returns for some input, and its stream reader takes a
-    truncated frame for a whole one.
-    """
-    dictionary: zstandard.ZstdCompressionDict | None = None
-    has_frame = False
-    while magic := file.read(4):
-        magic += _read_exactly(file, 4 - len(magic))
-        if magic[1:] == _ZSTD_SKIPPABLE and magic[0] >> 4 == 5:
-            size = int.from_bytes(_read_exactly(file, 4), "little")
-            if magic[0] == _DICTIONARY_FRAME and size <= _MAX_DICTIONARY and not dictionary:
-                dictionary = _dictionary_in(_read_exactly(file, size))
-            else:
-                _skip(file, size)
-        else:
-            yield from _zstd_frame(file, magic, dictionary)
-            has_frame = True
-    if not has_frame:
-        raise EOFError("the file has only skippable frames, and no data")
-
-
-def _dictionary_in(content: bytes) -> zstandard.ZstdCompressionDict:
-    """Return the dictionary that a skippable frame holds, which may be compressed itself."""
-    if content.startswith(_ZSTD_FRAME):
-        content = zstandard.ZstdDecompressor().decompress(content, max_output_size=_MAX_DICTIONARY)
-    return zstandard.ZstdCompressionDict(content)
-
-
-def _zstd_frame(file: BinaryIO, magic: bytes, dictionary: zstandard.ZstdCompressionDict | None) -> Iterator[bytes]:
-    header = magic + _read_exactly(file, 1)
-    header += _read_exactly(file, zstandard.frame_header_size(header) - len(header))
-    parameters = zstandard.get_frame_parameters(header)
-    known = dictionary if parameters.dict_id else None
-    frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW, dict_data=known).decompressobj()
-    frame.decompress(header)
-    is_last = False
-    hold = MemoryReservation()
-    window = parameters.window_size
-    held = 0
-    try:
-        while not is_last:
-            block = _read_exactly(file, 3)
-            number = int.from_bytes(block, "little")
-            is_last = bool(number & 1)
-            is_repeated_byte = number >> 1 & 3 == 1
-            size = number >> 3
-            content = frame.decompress(block + _read_exactly(file, 1 if is_repeated_byte else size))
-            if held < window and (held := min(window, held + len(content))) > _FREE_WINDOW:
-                if not hold.fits(held):
-                    raise hold.refuse(
-                        f"{getattr(file, 'name', 'a file')}, which refers back over {window:,} bytes,", window
-                    )
-                hold.grow(held)
-            yield content
-    finally:
-        hold.release()
-    if parameters.has_checksum:
-        yield frame.decompress(_read_exactly(file, 4))
-
-
-def _read_exactly(file: BinaryIO, size: int) -> bytes:
-    data = file.read(size)
-    if len(data) < size:
-        raise EOFError("the last zstd frame is incomplete")
-    return data
-
-
-def _skip(file: BinaryIO, size: int) -> None:
-    while size:
-        size -= len(_read_exactly(file, min(size, CHUNK)))
-
-
-_READERS: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
-    "gz": _gzip_chunks,
-    "zst": _zstd_chunks,
-    "bz2": partial(_stream_chunks, new=bz2.BZ2Decompressor),
-    "xz": partial(_stream_chunks, new=lambda: lzma.LZMADecompressor(memlimit=_MAX_WINDOW)),
-}

@@ -36,13 +36,15 @@ from gristmill.io.documents import (
     Reading,
     Slice,
     SliceStart,
+    compression_of,
     parse_name,
     slices_at,
 )
 from gristmill.io.lines import (
     MAX_LINE_BYTES,
     CutLine,
-    is_compressed,
+    compression_in_file,
+    frame_starts,
     line_starts,
     read_chunks,
     read_lines,
@@ -86,18 +88,29 @@ def plan_slices(file: CorpusFile) -> list[Slice]:
     return slices_at(file, find_cuts(file, SLICE_BYTES))
 
 
-def is_cut(file: CorpusFile) -> bool:
-    """Return whether a file is so large that it is cut into several slices, in a format that can be."""
-    return file.size > SLICE_BYTES and (_format(file.name) == "parquet" or _is_plain_lines(file.name))
+def is_cut(file: CorpusFile, has_frames: bool = False) -> bool:
+    """Return whether a file is so large that it is cut into several slices, in a format that can be.
+
+    One of .zst can, if it may have several frames: else it would be read for nothing.
+    """
+    if file.size <= SLICE_BYTES:
+        return False
+    parts = parse_name(file.name)
+    if parts is None:
+        return False
+    if parts.format in LINE_FORMATS:
+        return not parts.compression or (has_frames and parts.compression == "zst")
+    return parts.format == "parquet"
 
 
 def find_cuts(file: CorpusFile, slice_bytes: int) -> list[SliceStart]:
-    """Return where the slices of a .jsonl or .parquet file start, about `slice_bytes` apart."""
-    if not _is_plain_lines(file.name):
+    """Return where the slices of a file start that is_cut, about `slice_bytes` apart."""
+    if _format(file.name) == "parquet":
         return row_group_cuts(file.path, file.size, slice_bytes)
-    if is_compressed(file.path):  # though its name does not say so
+    compression = compression_in_file(file.path)
+    if compression != compression_of(file.name):
         return ONE_SLICE
-    starts = line_starts(file.path, slice_bytes)
+    starts = frame_starts(file.path, slice_bytes) if compression else line_starts(file.path, slice_bytes)
     ends = [start for start, _ in starts[1:]] + [None]
     return [SliceStart(start, row, ((start, end),)) for (start, row), end in zip(starts, ends, strict=True)]
 
@@ -107,11 +120,6 @@ def _format(name: str) -> str:
     if parts is None:
         return ""
     return parts.format
-
-
-def _is_plain_lines(name: str) -> bool:
-    parts = parse_name(name)
-    return parts is not None and parts.format in LINE_FORMATS and not parts.compression
 
 
 def read_corpus(

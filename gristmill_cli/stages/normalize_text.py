@@ -58,7 +58,6 @@ class NormalizeText(StageSpec):
             facts,
             self.steps(run),
             run.options,
-            zst=config.normalize.zst,
             text_column=config.text_column,
             read_also=config.normalize.read_also,
             skip_odd_names=config.normalize.skip_odd_names,

@@ -127,7 +127,6 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("filter", "threshold", "2.5", "expected"),
     ("normalize", "skip_odd_names", "maybe", "expected"),
     ("normalize", "extract", "some", "expected"),
-    ("normalize", "zst", "maybe", "expected"),
     ("filter", "unit", "token", "expected"),
     ("chats", "path", "{folder}/corpus", "needs a chat template; try --chats.template FILE, or --tokenizer.file"),
     ("chats", "messages", "turns", "--chats.messages has no effect without --chats.path"),

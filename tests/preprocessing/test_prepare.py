@@ -29,8 +29,8 @@ from dedup.to_hash import to_hash
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
+from gristmill.io.compression.streams import decompress
 from gristmill.io.facts import read_index
-from gristmill.io.lines import decompress
 from gristmill.steps import DocumentStep
 from preprocessing.filter import filter as find_short
 from preprocessing.filter_quality import filter_quality
@@ -142,7 +142,8 @@ def signed_in(folder: Path) -> dict[str, tuple[list[int], list[list[int]]]]:
 
 def five_stages(raw: Path, out: Path, recipe: str, options: RunOptions) -> dict[str, Counts]:
     """What the stages give that prepare replaces."""
-    read = normalize_text(raw, out / "documents" if not recipe else out / "normal", read_also=ALSO, options=options)
+    normal = out / "documents" if not recipe else out / "normal"
+    read = normalize_text(raw, normal, zst=True, read_also=ALSO, options=options)
     if recipe:
         read = filter_quality(out / "normal", out / "documents", recipe, options)
     short = find_short(out / "documents", out / "short.pickle", 0, "all", 60, options)

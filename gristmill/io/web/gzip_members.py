@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from gristmill.io.lines import CHUNK
+from gristmill.io.compression.zstd_frames import CHUNK
 
 _MAGIC = b"\x1f\x8b"
 _MEMBER = re.compile(rb"\x1f\x8b\x08[\x00-\x1f]")

@@ -13,7 +13,9 @@ import pytest
 import zstandard
 
 from gristmill.errors import DamagedFile, InputError
-from gristmill.io.lines import CHUNK, CorruptStream, decompress, read_lines
+from gristmill.io.compression.streams import CorruptStream, decompress
+from gristmill.io.compression.zstd_frames import CHUNK
+from gristmill.io.lines import read_lines
 from gristmill.io.readers import read_corpus
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zstandard
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from gristmill.budget import Budget, memory_budget
 from gristmill.errors import InputError, UsageError
-from gristmill.io.lines import line_starts, read_lines, split_lines
+from gristmill.io.lines import frame_starts, line_starts, read_lines, split_lines
 
 CHUNKS = st.lists(st.binary(max_size=20).map(lambda b: bytes(b"\na"[x % 2] for x in b)))
 
@@ -35,6 +36,26 @@ def test_slices_begin_at_lines_and_know_their_row(tmp_path_factory: pytest.TempP
         wanted.update([start for start in begins if start >= target][:1])
     starts = line_starts(path, step)
     assert starts == [(start, data.count(b"\n", 0, start)) for start in sorted(wanted)]
+    ends = [start for start, _ in starts[1:]] + [None]
+    pieces = [list(read_lines(path, start, end)) for (start, _), end in zip(starts, ends, strict=True)]
+    assert [line for piece in pieces for line in piece] == list(read_lines(path))
+
+
+@given(CHUNKS, st.integers(1, 30))
+def test_slices_of_zst_begin_at_frames_with_a_line(tmp_path_factory: pytest.TempPathFactory, chunks, step) -> None:
+    path = tmp_path_factory.getbasetemp() / "lines.jsonl.zst"
+    frames = [zstandard.compress(chunk) for chunk in [*chunks, b""]]
+    path.write_bytes(b"".join(frames))
+    offsets = np.cumsum([0, *map(len, frames)])
+    starts = frame_starts(path, step)
+    assert starts[0] == (0, 0)
+    for start, row in starts[1:]:
+        before = b"".join(chunks[: int(np.searchsorted(offsets, start))])
+        assert start in offsets
+        assert row == before.count(b"\n")
+        assert not before or before.endswith(b"\n")
+    if step == 1 and all(chunk.endswith(b"\n") for chunk in chunks):
+        assert len(starts) == max(1, len(chunks))
     ends = [start for start, _ in starts[1:]] + [None]
     pieces = [list(read_lines(path, start, end)) for (start, _), end in zip(starts, ends, strict=True)]
     assert [line for piece in pieces for line in piece] == list(read_lines(path))

@@ -1,0 +1,1 @@
+"""Compressed streams: gzip, zstd, bzip2 and xz."""
