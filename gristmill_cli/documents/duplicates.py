@@ -58,8 +58,8 @@ def show_duplicates(
 
     Args:
         out: Folder of a run, also in a bucket.
-        of: Only pairs with this document, given by its id, its key, such as book/a.jsonl.zst@12, or a file of yours and a
-            row (book/a.parquet@12 or /data/book/a.jsonl@12). Rows count from 0.
+        of: Only pairs with this document, given by its id, its key, such as book/a.jsonl.zst@12, or a file of yours and
+            a row (book/a.parquet@12 or /data/book/a.jsonl@12). Rows count from 0.
         source: Only pairs with a document of this source.
         largest: Show this many of the largest clusters instead of pairs.
         show: Number of pairs, or of clusters by their first two documents, to show with their texts.

@@ -106,8 +106,8 @@ def _parse_key(path: Path, number: int, line: str) -> tuple[str, DocKey]:
         word = ""
     if word not in (KEEP, DROP):
         raise UsageError(
-            f"{path}, line {number}: expected keep KEY, drop KEY or drop sha256:DIGEST, such as keep web/a.jsonl.zst@3, "
-            f"got {line!r}; `gristmill trace OUT ID` shows the line for a document"
+            f"{path}, line {number}: expected keep KEY, drop KEY or drop sha256:DIGEST, such as "
+            f"keep web/a.jsonl.zst@3, got {line!r}; `gristmill trace OUT ID` shows the line for a document"
         )
     return word, key
 

@@ -28,25 +28,25 @@ HELD_OUT = "chunk1/example_holdout_3.jsonl.zst"
 Stage = Callable[[Path, Path], Any]  # of the folder of a run, and a folder for the output
 READERS: list[tuple[str, str, str, Stage]] = [  # a stage, what is missing, who wrote that, a call of the stage
     ("normalize", f"train/{PART}", "pass2", lambda run, out: normalize_text(run / "train", out, options=QUIET)),
-    ("filter", "normalized/book/b.jsonl", "normalize_text",
+    ("filter", "normalized/book/b.jsonl.zst", "normalize_text",
      lambda run, out: find_short(run / "normalized", out / "f.pickle", 0, "all", 200, QUIET)),
-    ("exact", "normalized/book/b.jsonl", "normalize_text",
+    ("exact", "normalized/book/b.jsonl.zst", "normalize_text",
      lambda run, out: generate_exact_pairs(run / "normalized", out / "duplicate_pairs.txt", options=QUIET)),
-    ("to_hash", "normalized/book/b.jsonl", "normalize_text",
+    ("to_hash", "normalized/book/b.jsonl.zst", "normalize_text",
      lambda run, out: to_hash("all", run / "normalized", out, 0, "0", 0, 100, options=QUIET)),
-    ("to_hash of a source", "normalized/c4/a.jsonl.gz", "normalize_text",
+    ("to_hash of a source", "normalized/c4/a.jsonl.zst", "normalize_text",
      lambda run, out: to_hash("c4", run / "normalized/c4", out / "c4", 0, "0", 0, 100, options=QUIET)),
-    ("pairs", "minhash/book/b.jsonl+0.signatures.arrow", "to_hash",
+    ("pairs", "minhash/book/b.jsonl.zst+0.signatures.arrow", "to_hash",
      lambda run, out: generate_duplicate_pairs(run / "minhash", out / "duplicate_pairs.txt", options=QUIET)),
-    ("clusters", "minhash/book/b.jsonl+0.signatures.arrow", "to_hash",
+    ("clusters", "minhash/book/b.jsonl.zst+0.signatures.arrow", "to_hash",
      lambda run, out: generate_connected_components(run / "dup", out / "c.parquet", run / "minhash", options=QUIET)),
-    ("verify", "normalized/book/b.jsonl", "normalize_text",
+    ("verify", "normalized/book/b.jsonl.zst", "normalize_text",
      lambda run, out: generate_duplicates_dict(
          run / "dup/connected_components.parquet", out / "d.parquet", QUIET, verify="jaccard",
          corpus=run / "normalized")),
-    ("pass1", "normalized/book/b.jsonl", "normalize_text",
+    ("pass1", "normalized/book/b.jsonl.zst", "normalize_text",
      lambda run, out: pass1(run / "normalized", out, options=QUIET)),
-    ("pass2", "pass1/book/b.jsonl+0.bucket", "pass1",
+    ("pass2", "pass1/book/b.jsonl.zst+0.bucket", "pass1",
      lambda run, out: pass2(0, 20, 1, run / "pass1", out / "train", out / "holdout", options=QUIET)),
     ("dedup_train", f"train/{PART}", "pass2",
      lambda run, out: dedup_train(1, run / "train", run / "holdout", out, options=QUIET)),
@@ -97,7 +97,7 @@ def test_a_holdout_that_was_copied_in_part_and_alone_is_noticed(copied: Path, tm
 
 
 def test_a_copy_without_its_ledger_is_a_corpus_of_ones_own(norm: Path, tmp_path: Path) -> None:
-    (norm / "book/b.jsonl").unlink()
+    (norm / "book/b.jsonl.zst").unlink()
     shutil.copytree(norm / "c4", norm / "more")
     shutil.rmtree(norm / ".gristmill")
     assert set(find(norm, tmp_path / "f.pickle").tallies) == {"c4", "code", "more", "tiny", "web"}
@@ -105,7 +105,7 @@ def test_a_copy_without_its_ledger_is_a_corpus_of_ones_own(norm: Path, tmp_path:
 
 def test_a_file_that_the_stage_did_not_write_is_noticed(norm: Path, tmp_path: Path) -> None:
     shutil.copytree(norm / "c4", norm / "more")
-    with pytest.raises(InputError, match=r"norm/more/a.jsonl.gz is in the output of normalize_text, which did not"):
+    with pytest.raises(InputError, match=r"norm/more/a.jsonl.zst is in the output of normalize_text, which did not"):
         find(norm, tmp_path / "f.pickle")
 
 

@@ -8,7 +8,10 @@ import msgspec
 
 from gristmill.io.corpus import list_corpus
 from gristmill.io.lines import read_lines
-from tests.gristmill_cli.corpus import documents, run_arguments, run_in_process, write_records
+from gristmill_cli.run import run
+from gristmill_cli.run_config import Filter, RunConfig, Tokenizer
+from gristmill_cli.run_records import load_record
+from tests.gristmill_cli.corpus import documents, run_arguments, run_in_process, tree, write_records
 from tests.gristmill_cli.in_process import gristmill
 
 
@@ -92,21 +95,25 @@ def test_sources_that_differ_in_format_and_text_field_are_one_corpus(tmp_path):
     assert done.returncode == 0 and "would refuse this corpus. normalize_text: 60 of 120 records" in done.stderr, done
 
 
-def test_documents_are_compressed_on_request(tmp_path):
-    """The texts and the tokens are those of a run without; a document is found by its key in the raw corpus."""
-    corpus = tmp_path / "corpus"
-    write_records(make(corpus / "book" / "b.jsonl"), list(documents("book", 120)))
-    texts = dict[str, list[str]]()
-    counts = dict[str, dict]()
-    for name, options in {"plain": [], "compressed": ["--normalize.zst"]}.items():
-        out = tmp_path / name
-        done = run_in_process(corpus, out, *options)
-        assert done.returncode == 0, done.stderr
+def test_how_a_corpus_is_compressed_and_cut_changes_no_token(tmp_path, monkeypatch):
+    """Documents of a large file have a frame for each of its slices, by which encode cuts it again."""
+    records = list(documents("book", 120))
+    tokens = dict[str, dict[str, bytes]]()
+    tasks = dict[str, int]()
+    for suffix in (".jsonl", ".jsonl.gz", ".jsonl.zst", "cut.jsonl"):
+        is_cut = suffix == "cut.jsonl"
+        monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 4_000 if is_cut else 1 << 26)
+        corpus = tmp_path / suffix / "corpus"
+        write_records(make(corpus / "book" / f"b{suffix.removeprefix('cut')}"), records)
+        out = tmp_path / suffix / "out"
+        run(RunConfig(corpus, out, workers=1, filter=Filter(100), tokenizer=Tokenizer(vocab_size=420)))
         (file,) = list_corpus(out / "normalized")
-        texts[name] = [json.loads(line)["text"] for line in read_lines(file.path)]
-        counts[name] = msgspec.json.decode((out / "tokens/train/manifest.json").read_bytes())["sources"]["book"]
-    assert texts["compressed"] == texts["plain"]
-    assert counts["compressed"]["documents"] == counts["plain"]["documents"]
-    assert file.name == "book/b.jsonl.zst" and 2 * file.size < sum(map(len, texts["plain"]))
-    traced = gristmill("trace", str(tmp_path / "compressed"), "book/b.jsonl@3")
-    assert "kept as book/b.jsonl.zst@3" in traced.stdout
+        assert file.name == "book/b.jsonl.zst"
+        size_of_text = sum(len(line) for line in read_lines(file.path))
+        assert 2 * file.size < size_of_text
+        record = load_record(out, "encode")
+        assert record is not None
+        tasks[suffix] = record.tasks
+        tokens[suffix] = tree(out / "tokens")
+    assert all(files == tokens[".jsonl"] for files in tokens.values())
+    assert tasks["cut.jsonl"] > tasks[".jsonl"] + 3

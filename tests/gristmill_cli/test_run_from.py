@@ -96,7 +96,7 @@ def moved_away(pattern: str, out: Path, folder: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("removed", "first"),
     [
-        ("normalized/book/b.jsonl", "encode"),
+        ("normalized/book/b.jsonl.zst", "encode"),
         ("mix/book/b.jsonl+0.decisions.parquet", "encode"),
         ("tokenizer/tokenizer.model", "encode"),
         ("dup/duplicates.parquet", "mix"),

@@ -84,7 +84,7 @@ def test_the_report_shows_what_they_took(alone: Path) -> None:
     (alone / "report.html").unlink()
     named = check_recorded(alone, page)
     assert "decontaminated.benchmarks.json#/benchmarks/quiz~1q/documents/book" in named
-    lost = pq.read_table(alone / "lines.lines.parquet").filter(pc.field("file") == "book/b.jsonl")
+    lost = pq.read_table(alone / "lines.lines.parquet").filter(pc.field("file") == "book/b.jsonl.zst")
     row = [len(lost), sum(lost["units"].to_pylist()), sum(lost["bytes"].to_pylist())]
     assert re.search(
         r"<td[^>]*>book</td><td [^>]*>60</td>" + "".join(rf'<td data-value="{it}"[^>]*>.*?</td>' for it in row), page

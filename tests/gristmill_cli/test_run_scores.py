@@ -277,7 +277,7 @@ def test_bands_have_weights_of_their_own_in_the_mix(folder: Path, capfd: pytest.
         limits = np.quantile(np.array(own, np.float64), [0.5, 0.75])
         bands = np.searchsorted(limits, np.array(own, np.float64), side="right")
         for row, number in enumerate(bands[:40].tolist()):
-            said_of_row = describe_scores(config, DocKey(f"{source}/a.jsonl", row))
+            said_of_row = describe_scores(config, DocKey(f"{source}/a.jsonl.zst", row))
             assert said_of_row.endswith(f", in the band {('low', 'medium', 'high')[number]} of edu")
         for band, of_band in enumerate((0.25, 1.0, 2.5)):
             chosen = [times for times, number in zip(copies[source], bands, strict=True) if number == band]
@@ -385,7 +385,7 @@ def test_the_report_draws_scores_and_quotes_documents_at_the_limit(folder: Path)
     for source, own in scores.items():
         below = sorted((score for score in own if score < 0.5), reverse=True)[:3]
         for score in below:
-            assert f"{source}/a.jsonl@{own.index(score)}" in quoted and f"{score:.4g}" in quoted
+            assert f"{source}/a.jsonl.zst@{own.index(score)}" in quoted and f"{score:.4g}" in quoted
     sums = read_score_sums(folder / "out/low_scores.parquet")["edu"]
     for source, own in scores.items():
         width = sums[source].width

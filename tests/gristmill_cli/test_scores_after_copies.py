@@ -63,7 +63,7 @@ def all_keys(folder: Path) -> list[DocKey]:
     keys = list[DocKey]()
     for path in sorted((folder / "corpus").glob("*/a.jsonl")):
         count = len(path.read_text().splitlines())
-        keys += [DocKey(f"{path.parent.name}/a.jsonl", row) for row in range(count)]
+        keys += [DocKey(f"{path.parent.name}/a.jsonl.zst", row) for row in range(count)]
     return keys
 
 
@@ -80,7 +80,7 @@ def test_the_documents_that_are_left_are_scored_as_in_the_pass(folder: Path, cap
         own = {key.row: score for key, score in scores.items() if key.source == source}
         limit = np.quantile(np.array([*own.values()]), 0.25)
         expected = sorted(row for row, score in own.items() if score < limit)
-        assert low[f"{source}/a.jsonl"].tolist() == expected and len(expected) == MANY // 4
+        assert low[f"{source}/a.jsonl.zst"].tolist() == expected and len(expected) == MANY // 4
     assert counts_of(folder, "mix", READ) == 3 * MANY
     assert counts_of(folder, "mix", "duplicate") == MANY
     assert counts_of(folder, "mix", "low score") == MANY // 2
@@ -112,7 +112,7 @@ low = {weight = 0.25}
 
 
 def test_bands_after_copies_where_files_are_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "SLICE_BYTES", 9_000)
+    monkeypatch.setattr(readers, "SLICE_BYTES", 3_000)
     tables = EDU.replace("min = 3\n", "") + BANDS
     run(configure(folder, tables))
     assert len([*(folder / "out/scores").rglob("*.facts.parquet")]) > 3
@@ -171,9 +171,9 @@ def test_a_low_document_goes_with_its_copies_and_one_without_a_score_too(
     trace(folder / "out", ("mills/a.jsonl@2",))
     shown = capfd.readouterr().out
     assert "score_after_copies" in shown and "no score of that" in shown and "left out: failed" in shown, shown
-    (folder / "list.txt").write_text("keep mills/a.jsonl@1\n")
+    (folder / "list.txt").write_text("keep mills/a.jsonl.zst@1\n")
     run(configure(folder, f"{function}min = 1\n", "--max_failed", "0.5", "--keep_list", "list.txt"))
-    assert DocKey("mills/a.jsonl", 1) in read_scores(config, all_keys(folder))["own"]
+    assert DocKey("mills/a.jsonl.zst", 1) in read_scores(config, all_keys(folder))["own"]
     assert counts_of(folder, "mix", "written") == 3
 
 
