@@ -181,7 +181,7 @@ def draw(rows: Sequence[Measurement], picture: Path) -> None:
     axes.set_xlabel("MB of text")
     axes.set_ylabel("seconds of all cores")
     axes.grid(which="both", alpha=0.3)
-    axes.legend()
+    axes.legend(loc="lower right")
     figure.savefig(picture)
 
 
