@@ -126,6 +126,15 @@ def normal_name(name: str, zst: bool = False) -> str:
     return f"{parts.stem}.jsonl.zst"
 
 
+def name_in_run(name: str) -> str:
+    """Return the name in a run of the documents of a corpus file; the name itself if its format is unknown.
+
+    >>> name_in_run("b/a.JSON"), name_in_run("b/a.jsonl.zst"), name_in_run("b/a")
+    ('b/a.jsonl.zst', 'b/a.jsonl.zst', 'b/a')
+    """
+    return normal_name(name, zst=True) if parse_name(name) else name
+
+
 class DocKey(NamedTuple):
     """Key of a document: its file, relative to the corpus root, and its row in that file, from 0.
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill.io.documents import DocKey, Document
+from gristmill.io.documents import DocKey, Document, name_in_run
 from gristmill.wording import count_of
 from gristmill_cli.browse.marks import KeepMarks
 from gristmill_cli.browse.tables import ClusterIndex, RunTables
@@ -293,13 +293,22 @@ def _paging(name: str, query: Query, first: int, total: int) -> Paging:
     last = min(first + _PAGE_ROWS, total)
     shown = f"{first + 1:,} to {last:,} of {total:,}"
     if first >= total:
-        shown = f"none of {total:,}"
+        shown = f"none of {total:,}{_other_name(name, query.get('q', ''))}"
     neighbours = list[tuple[str, str]]()
     for start, text in ((first - _PAGE_ROWS, "before"), (first + _PAGE_ROWS, "next")):
         if 0 <= start < total:
             path = address(f"/{name}", {**query, "first": str(start)})
             neighbours.append((path, text))
     return Paging(shown, neighbours)
+
+
+def _other_name(name: str, text: str) -> str:
+    """Return how to find a document by a key of the user's own file, which a table has not; '' for other texts."""
+    file = text.rpartition("@")[0]
+    of_documents = name_in_run(file)
+    if of_documents == file or name == "rules":  # rules may have removed records of the user's own files
+        return ""
+    return f": search {of_documents}@ROW, with the row that gristmill trace OUT {text} shows"
 
 
 def _first_row(query: Query) -> int:

@@ -18,7 +18,7 @@ from dedup.cluster_graph import pairwise_jaccard, read_some
 from dedup.minhash.matching_form import Unit
 from gristmill.engine.execution.staging import local_copies
 from gristmill.errors import GristmillError, UsageError, require
-from gristmill.io.documents import PART_FIELD, DocKey, Document, normal_name, parse_name
+from gristmill.io.documents import PART_FIELD, DocKey, Document, name_in_run
 from gristmill.io.parquet_files import open_parquet
 from gristmill.io.readers import read_corpus
 from gristmill.storage.files import is_file, is_folder, resolved
@@ -59,7 +59,7 @@ def show_duplicates(
     Args:
         out: Folder of a run, also in a bucket.
         of: Only pairs with this document, given by its id, its key, such as book/a.jsonl.zst@12, or a file of yours and
-            a row (book/a.parquet@12 or /data/book/a.jsonl@12). Rows count from 0.
+            a row (book/a.jsonl@12 or /data/book/a.parquet@12). Rows count from 0.
         source: Only pairs with a document of this source.
         largest: Show this many of the largest clusters instead of pairs.
         show: Number of pairs, or of clusters by their first two documents, to show with their texts.
@@ -88,8 +88,8 @@ def show_duplicates(
 
     total, pairs = _find_pairs(out / DUPLICATES, is_meant, show)
     if of and not pairs and "@" in of:  # it may be a key
-        keys = _keys_meant(out, of, text_column)
-        total, pairs = _find_pairs(out / DUPLICATES, lambda row: not keys.isdisjoint(_keys_of(row)), show)
+        key = _key_meant(out, of, text_column)
+        total, pairs = _find_pairs(out / DUPLICATES, lambda row: key in _keys_of(row), show)
     if of and not pairs:
         raise UsageError(
             f"--of {of}: {DUPLICATES} has no pair with it, as an id or a key: it was not removed as a duplicate, nor "
@@ -137,10 +137,10 @@ def some_documents(corpus: Path | None, keys: Iterable[DocKey], text_column: str
         return {}
 
 
-def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
-    """Return the keys that may be meant: as given; or, of a file of the user's corpus, of the document in its row.
+def _key_meant(out: Path, given: str, text_column: str) -> DocKey:
+    """Return the key that is meant: as given; or, of a file of the user's corpus, that of the document in its row.
 
-    Such a file has another format than ours, or is given by its path. Its blank and malformed lines have rows, but no
+    Such a file has another name than ours, or is given by its path. Its blank and malformed lines have rows, but no
     documents, so that rows after them are others here.
     """
     recorded = recorded_options(out)
@@ -151,20 +151,19 @@ def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
     if path.is_relative_to(corpus):
         name = path.relative_to(corpus).as_posix()
     key = DocKey.parse(f"{name}@{row}")
-    names = {name}
-    if parse_name(name):
-        names = {normal_name(name), normal_name(name, zst=True)}
-    if name in names and name == file:
-        return {key}
+    of_documents = name_in_run(name)
+    if of_documents == file:
+        return key
     require(
         not recorded.get("apply", {}).get("function") and not recorded.get("recipe"),
         f"--of {given}: a function or a recipe removed documents, so rows no longer match those of your files; "
         f"expected a key as printed by gristmill duplicates {out}",
     )
     own = corpus / name
+    before = key.row  # documents in rows before
     if is_file(own):
         formats = recorded.get("normalize", {}).get("read_also", [])
-        before = 0  # documents in rows before
+        before = 0
         row_of_document = -1
         for document in read_corpus(own, text_column, formats, on_malformed="skip"):
             row_of_document = document.key.row
@@ -175,8 +174,20 @@ def _keys_meant(out: Path, given: str, text_column: str) -> set[DocKey]:
             row_of_document == key.row,
             f"--of {given}: {own} has no document in that row, counted from 0: it is blank, malformed or after the end",
         )
-        key = DocKey(name, before)
-    return {DocKey(file_name, key.row) for file_name in names}
+    return _after_losses(out, given, DocKey(of_documents, before))
+
+
+def _after_losses(out: Path, given: str, key: DocKey) -> DocKey:
+    """Return the key of a document in what was compared, given that in what the first stage wrote."""
+    for stage in STAGES:
+        if stage.losses and is_file(out / stage.losses):
+            removed = set[int]()
+            for row in _rows(out / stage.losses, ("file", "row", "removed")):
+                if row["removed"] and row["file"] == key.file:
+                    removed.add(row["row"])
+            require(key.row not in removed, f"--of {given}: {stage.name} removed it before documents were compared")
+            key = DocKey(key.file, key.row - sum(row < key.row for row in removed))
+    return key
 
 
 def _find_pairs(table: Path, is_meant: Callable[[dict[str, Any]], bool], max_pairs: int) -> tuple[int, list[Pair]]:

@@ -15,7 +15,7 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError, UsageError, require
-from gristmill.io.documents import DocKey
+from gristmill.io.documents import DocKey, name_in_run
 from gristmill.io.facts import FactsFile, paths_of_facts, written_by_file
 from gristmill.io.keys import KeyBlocks, KeySet, is_among, write_keys
 from gristmill.io.readers import read_documents
@@ -106,8 +106,8 @@ def _parse_key(path: Path, number: int, line: str) -> tuple[str, DocKey]:
         word = ""
     if word not in (KEEP, DROP):
         raise UsageError(
-            f"{path}, line {number}: expected keep KEY, drop KEY or drop sha256:DIGEST, such as "
-            f"keep web/a.jsonl.zst@3, got {line!r}; `gristmill trace OUT ID` shows the line for a document"
+            f"{path}, line {number}: expected keep KEY, drop KEY or drop sha256:DIGEST, such as keep "
+            f"web/a.jsonl.zst@3, got {line!r}; `gristmill trace OUT ID` shows the line for a document"
         )
     return word, key
 
@@ -190,6 +190,13 @@ def reject_stale_lines(
     for keys in (by_key.kept, by_key.dropped):
         for name, rows in keys.items():
             last = int(rows[-1])
+            of_documents = name_in_run(name)
+            if name not in ends and of_documents in ends:
+                raise InputError(
+                    f"{keep_list} names {name}@{last}, by the name of a file of yours: expected {of_documents}@ROW, "
+                    "with the row that `gristmill duplicates` and `gristmill browse` show, which may be another than "
+                    f"in your file; or, to drop it, the line that `gristmill trace OUT {name}@{last}` shows"
+                )
             if last >= ends.get(name, 0):
                 raise InputError(
                     f"{keep_list} names {name}@{last}, and the run has no such document: rows are those of what is "

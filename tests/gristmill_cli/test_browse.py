@@ -113,19 +113,24 @@ def test_tables_are_shown_with_texts_and_only_as_text(config: RunConfig) -> None
         spans, clusters = read(f"{server}spans?benchmark=quiz"), read(f"{server}clusters")
         cluster = read(f"{server}cluster?place=0")
         second = read(f"{server}duplicates?first=20")
-        one = read(f"{server}duplicates?{urlencode({'q': 'b&<i>/a.jsonl@31'})}")
-        document = read(f"{server}document?{urlencode({'key': 'b&<i>/a.jsonl@31', 'of': 'duplicates'})}")
+        one = read(f"{server}duplicates?{urlencode({'q': 'b&<i>/a.jsonl.zst@31'})}")
+        by_raw_key = read(f"{server}duplicates?{urlencode({'q': 'b&<i>/a.jsonl@31'})}")
+        removed = read(f"{server}rules?{urlencode({'q': 'b&<i>/a.jsonl@56'})}")
+        document = read(f"{server}document?{urlencode({'key': 'b&<i>/a.jsonl.zst@31', 'of': 'duplicates'})}")
     text = Numbers(front).text
     assert all(it in text for it in ("clusters: 25", "duplicates: 25", "removed by rules: 3", "in benchmarks: 1"))
     assert "1 to 20 of 25" in Numbers(pairs).text and "21 to 25 of 25" in Numbers(second).text
-    assert "b&<i>/a.jsonl@30 went for b&<i>/a.jsonl@0, similarity 0.9" in Numbers(pairs).text
+    assert "b&<i>/a.jsonl.zst@30 went for b&<i>/a.jsonl.zst@0, similarity 0.9" in Numbers(pairs).text
     assert "1 to 1 of 1" in Numbers(one).text and "1word0" in Numbers(one).text and "2word0" not in one
+    said = "none of 0: search b&<i>/a.jsonl.zst@ROW, with the row that gristmill trace OUT b&<i>/a.jsonl@31 shows"
+    assert said in Numbers(by_raw_key).text and "1 to 1 of 1" in Numbers(removed).text
     assert "words is 8" in Numbers(rules).text and f"{HOSTILE} few" in Numbers(rules).text
-    assert "a.jsonl@29 has quiz.jsonl@0 of quiz" in Numbers(spans).text and Numbers(spans).text.count("29word9") >= 2
+    assert "a.jsonl.zst@29 has quiz.jsonl@0 of quiz" in Numbers(spans).text
+    assert Numbers(spans).text.count("29word9") >= 2
     assert "1 to 20 of 25" in Numbers(clusters).text and "2 documents" in Numbers(clusters).text
     assert "0word0" in Numbers(cluster).text and "<mark>" in cluster
-    assert "a.jsonl@0, not removed" in Numbers(cluster).text
-    assert "a.jsonl@30, removed for b&<i>/a.jsonl@0" in Numbers(cluster).text
+    assert "a.jsonl.zst@0, not removed" in Numbers(cluster).text
+    assert "a.jsonl.zst@30, removed for b&<i>/a.jsonl.zst@0" in Numbers(cluster).text
     assert "1word89 more" in Numbers(document).text
     for page in (pairs, rules, cluster, document):
         assert not {"script", "img"} & Numbers(page).tags and HOSTILE.split()[0] in Numbers(page).text
@@ -146,7 +151,7 @@ def test_documents_are_named_and_found_by_their_own_ids(config: RunConfig) -> No
 @pytest.mark.thorough
 def test_a_run_in_a_bucket_is_browsed(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("", "duplicates", "rules?rule=words", "spans?benchmark=quiz", "clusters", "cluster?place=0")
-    names += (f"duplicates?{urlencode({'q': 'b&<i>/a.jsonl@31'})}",)
+    names += (f"duplicates?{urlencode({'q': 'b&<i>/a.jsonl.zst@31'})}",)
     with served(config.out) as server:
         here = [Numbers(read(f"{server}{name}")).text for name in names]
     with object_store() as store:
@@ -165,14 +170,14 @@ def test_marks_are_a_list_that_a_run_takes_back(config: RunConfig, tmp_path: Pat
     by_text = f"gone sha256:{32 * '0'} by request\n"
     listed.write_text(by_text)
     with served(config.out, listed) as server:
-        assert mark(server, "b&<i>/a.jsonl@30", "keep") == f"{server}duplicates"
-        for key, word in (("b&<i>/a.jsonl@2", "drop"), ("b&<i>/a.jsonl@3", "drop"), ("b&<i>/a.jsonl@3", "")):
-            mark(server, key, word)
-        content = f"{by_text}drop b&<i>/a.jsonl@2\nkeep b&<i>/a.jsonl@30\n"
+        assert mark(server, "b&<i>/a.jsonl.zst@30", "keep") == f"{server}duplicates"
+        for row, word in ((2, "drop"), (3, "drop"), (3, "")):
+            mark(server, f"b&<i>/a.jsonl.zst@{row}", word)
+        content = f"{by_text}drop b&<i>/a.jsonl.zst@2\nkeep b&<i>/a.jsonl.zst@30\n"
         assert read(f"{server}keep_list.txt") == content == listed.read_text()
     with served(config.out, listed) as server:
         assert "2 marked: the list" in Numbers(read(server)).text
-        assert re.search(r'value="keep" disabled', read(f"{server}document?key=b%26%3Ci%3E/a.jsonl@30&of=clusters"))
+        assert re.search(r'value="keep" disabled', read(f"{server}document?key=b%26%3Ci%3E/a.jsonl.zst@30&of=clusters"))
     assert {path: path.stat().st_mtime_ns for path in config.out.rglob("*")} == before
     counts = {}
     for name, given in (("", None), ("listed", listed)):
@@ -187,7 +192,7 @@ def test_marks_are_a_list_that_a_run_takes_back(config: RunConfig, tmp_path: Pat
 )
 def test_a_mark_leads_to_no_other_site(config: RunConfig, back: str) -> None:
     with served(config.out) as server:
-        assert mark(server, "b&<i>/a.jsonl@3", "", back) == server
+        assert mark(server, "b&<i>/a.jsonl.zst@3", "", back) == server
 
 
 def test_only_pages_of_the_server_may_ask(config: RunConfig) -> None:
@@ -195,7 +200,7 @@ def test_only_pages_of_the_server_may_ask(config: RunConfig) -> None:
         port = int(server.rstrip("/").rpartition(":")[2])
         for ask in (
             lambda: read(server, Host="example.com"),
-            lambda: mark(server, "b&<i>/a.jsonl@3", "drop", Origin="http://example.com"),
+            lambda: mark(server, "b&<i>/a.jsonl.zst@3", "drop", Origin="http://example.com"),
         ):
             with pytest.raises(HTTPError, match="403"):
                 ask()
@@ -264,11 +269,11 @@ def test_clicks_search_open_and_mark(config: RunConfig, tmp_path: Path) -> None:
         browser.open(server)
         browser.click('a[href="/duplicates"]')
         assert browser.shows("1 to 20 of 25")
-        browser.write('input[name="q"]', "b&<i>/a.jsonl@31\n")
+        browser.write('input[name="q"]', "b&<i>/a.jsonl.zst@31\n")
         assert browser.shows("1 to 1 of 1 ")
         browser.click('button[value="keep"]')
         assert browser.shows("1 marked: the list") and browser.shows("1 to 1 of 1 ")  # the same page
-        assert listed.read_text() == "keep b&<i>/a.jsonl@31\n"
+        assert listed.read_text() == "keep b&<i>/a.jsonl.zst@31\n"
         browser.click("h3 a")
         assert browser.shows("gristmill: document") and browser.shows("1word89 more")
         browser.click('button[value=""]')
@@ -278,5 +283,5 @@ def test_clicks_search_open_and_mark(config: RunConfig, tmp_path: Path) -> None:
         browser.click("td a")
         assert browser.shows("gristmill: cluster\n")
         browser.click("form:last-of-type button[value=drop]")
-        assert browser.shows("1 marked: the list") and listed.read_text().startswith("drop b&<i>/a.jsonl@")
+        assert browser.shows("1 marked: the list") and listed.read_text().startswith("drop b&<i>/a.jsonl.zst@")
         assert browser.shows("gristmill: cluster")  # no text of the corpus has run, and changed the title

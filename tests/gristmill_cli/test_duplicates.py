@@ -13,7 +13,7 @@ from rich.console import Console
 from gristmill.errors import UsageError
 from gristmill_cli.documents.duplicates import mark_differences, show_duplicates
 from gristmill_cli.run import run
-from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_config import Apply, Dedup, Filter, Lines, Mix, RunConfig, Tokenizer
 from tests.gristmill_cli.in_process import gristmill
 from tests.object_store import BUCKET, object_store
 
@@ -54,13 +54,15 @@ def printed(out: Path) -> Callable[..., str]:
 def test_the_least_similar_come_first_with_their_differences(printed: Callable[..., str]) -> None:
     text = printed()
     assert text.startswith("documents removed as duplicates: 3; shown: 3, the least similar first")
-    first, second = map(text.index, ("web/a.jsonl@16 next to web/a.jsonl@15, similarity 0.", "the texts are equal"))
+    pair = "web/a.jsonl.zst@16 next to web/a.jsonl.zst@15, similarity 0."
+    first, second = map(text.index, (pair, "the texts are equal"))
     assert first < second and "[another]" in text and "[word30]" in text and "[word29]" not in text
-    assert "web/a.jsonl@16 next to" in printed(show=1) and "equal" not in printed(show=1)
+    assert "web/a.jsonl.zst@16 next to" in printed(show=1) and "equal" not in printed(show=1)
 
 
-@pytest.mark.parametrize("key", ["web/a.jsonl@15", "web/a.jsonl@16"])
+@pytest.mark.parametrize("key", ["web/a.jsonl.zst@15", "web/a.jsonl.zst@16", "web/a.jsonl@15", "web/a.jsonl@16"])
 def test_the_pairs_of_a_document_that_was_kept_or_removed(printed: Callable[..., str], key: str) -> None:
+    """By its key in the run, or by that in the raw corpus."""
     text = printed(of=key)
     assert text.startswith(f"documents with {key}: 1; shown: 1, the least similar first") and "[another]" in text
 
@@ -73,12 +75,12 @@ def test_the_pairs_of_a_source(printed: Callable[..., str]) -> None:
 def test_the_largest_clusters(printed: Callable[..., str]) -> None:
     lines = [line.split() for line in printed(largest=2).splitlines()]
     assert lines[2][0] == "3" and lines[3][0] == "2"
-    assert lines[2][1:] == ["book/b.jsonl@15,", "book/b.jsonl@16,", "web/a.jsonl@17"]
+    assert lines[2][1:] == ["book/b.jsonl.zst@15,", "book/b.jsonl.zst@16,", "web/a.jsonl.zst@17"]
 
 
 def test_clusters_with_texts_are_as_many_as_shown_and_have_similarities(printed: Callable[..., str]) -> None:
     assert " next to " in printed(largest=2, show=1) and printed(largest=2, show=1).count(" next to ") == 1
-    assert "book/b.jsonl@16 next to book/b.jsonl@15, similarity 1.00" in printed(largest=2)
+    assert "book/b.jsonl.zst@16 next to book/b.jsonl.zst@15, similarity 1.00" in printed(largest=2)
 
 
 def test_a_similarity_that_was_not_measured_is_that_of_the_shingles_of_the_run(
@@ -86,14 +88,14 @@ def test_a_similarity_that_was_not_measured_is_that_of_the_shingles_of_the_run(
 ) -> None:
     """Of a cluster's first two documents, and of each pair of a run that did not verify."""
     known = plain_jaccard(NEAR["b"], NEAR["a"], 13)
-    assert f"web/a.jsonl@16 next to web/a.jsonl@15, similarity {known:.2f}" in printed(largest=2)
+    assert f"web/a.jsonl.zst@16 next to web/a.jsonl.zst@15, similarity {known:.2f}" in printed(largest=2)
     config = json.loads((out / "run.json").read_text())
     config["dedup"]["width"] = 5
     kept = (out / "run.json").read_bytes()
     (out / "run.json").write_text(json.dumps(config))
     try:
         known = plain_jaccard(NEAR["b"], NEAR["a"], 5)
-        assert f"web/a.jsonl@16 next to web/a.jsonl@15, similarity {known:.2f}" in printed(largest=2)
+        assert f"web/a.jsonl.zst@16 next to web/a.jsonl.zst@15, similarity {known:.2f}" in printed(largest=2)
     finally:
         (out / "run.json").write_bytes(kept)
 
@@ -124,10 +126,11 @@ def test_a_run_in_a_bucket_is_shown_as_one_on_a_disk(out: Path) -> None:
 
 
 def test_a_row_of_the_users_file_is_that_of_its_document(tmp_path: Path) -> None:
-    """Before it are a blank and a malformed line, which have no document; and it may have another format."""
+    """Before it are a blank and a malformed line, and two of which nothing is left; and it may have another format."""
     (tmp_path / "corpus" / "web").mkdir(parents=True)
     lines = [json.dumps({"body": " ".join(f"{word}{number}" for word in WORDS)}) for number in range(9)]
-    lines = [*lines[:2], "not JSON", "", *lines[2:], lines[0]]
+    notice = json.dumps({"body": "All rights are reserved by the miller and his heirs, now and for ever."})
+    lines = [*lines[:2], "not JSON", "", notice, notice, notice, *lines[2:], lines[0]]
     (tmp_path / "corpus/web/a.jsonl").write_text("\n".join(lines))
     table = pa.table({"body": [" ".join(WORDS), " ".join(reversed(WORDS)), " ".join(WORDS)]})
     pq.write_table(table, tmp_path / "corpus/web/b.parquet")
@@ -135,7 +138,8 @@ def test_a_row_of_the_users_file_is_that_of_its_document(tmp_path: Path) -> None
     run(
         RunConfig(
             tmp_path / "corpus", out, text_column="body", workers=1, max_malformed=0.5, mix=Mix(holdout=0.1),
-            tokenizer=Tokenizer(vocab_size=300, exact=False), until="generate_duplicates_dict",
+            lines=Lines(unit="line", min_count=3), tokenizer=Tokenizer(vocab_size=300, exact=False),
+            until="generate_duplicates_dict",
         )
     )  # fmt: skip
 
@@ -144,22 +148,23 @@ def test_a_row_of_the_users_file_is_that_of_its_document(tmp_path: Path) -> None
         Console(width=160, file=written).print(show_duplicates(out, of, text_column="body"))
         return written.getvalue()
 
-    assert len(lines) == 12
+    assert len(lines) == 15
     own = f"{tmp_path}/corpus/web/a.jsonl"
-    assert (
-        "\nweb/a.jsonl@9 next to web/a.jsonl@0, similarity 1.00"
-        in shown(f"{own}@11")
-        == shown("web/a.jsonl@9").replace("web/a.jsonl@9:", f"{own}@11:")
-    )
+    by_key = shown("web/a.jsonl.zst@10")
+    assert "\nweb/a.jsonl.zst@10 next to web/a.jsonl.zst@0, similarity 1.00" in by_key
+    for raw in (f"{own}@14", "web/a.jsonl@14"):
+        assert shown(raw) == by_key.replace("web/a.jsonl.zst@10:", f"{raw}:")
     assert "web/b.jsonl.zst@2 next to web/b.jsonl.zst@0" in shown("web/b.parquet@2")
-    for row in (2, 3, 12):
+    for row in (2, 3, 15):
         with pytest.raises(UsageError, match="has no document in that row, counted from 0"):
             shown(f"{own}@{row}")
+    with pytest.raises(UsageError, match=r"web/a\.jsonl@5: remove_lines removed it before documents were compared"):
+        shown("web/a.jsonl@5")
 
 
 def test_what_cannot_be_shown_is_refused_in_a_sentence(out: Path, tmp_path: Path) -> None:
     for options, fault in (
-        ({"of": "web/a.jsonl@0"}, "was not removed as a duplicate, nor kept for one"),
+        ({"of": "web/a.jsonl.zst@0"}, "was not removed as a duplicate, nor kept for one"),
         ({"of": "web"}, "has no pair with it, as an id or a key"),
         ({"source": "none"}, "no document of it was removed"),
         ({"of": "web/a.jsonl@0", "source": "web"}, "choose different things"),
@@ -203,7 +208,7 @@ def test_a_run_whose_function_makes_parts_names_them_and_the_id(
         )
     )  # fmt: skip
     assert funnel is not None and funnel.tallies["web"]["further parts"].documents == 22
-    removed, kept = (f"web/a.jsonl@{2 * row} (id page-{row}, part web/a.jsonl@{row}#0)" for row in (21, 20))
+    removed, kept = (f"web/a.jsonl.zst@{2 * row} (id page-{row}, part web/a.jsonl.zst@{row}#0)" for row in (21, 20))
     for of in ("", "page-21", "page-20"):
         written = io.StringIO()
         Console(width=160, file=written).print(show_duplicates(tmp_path / "out", of=of))

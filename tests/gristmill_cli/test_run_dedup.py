@@ -61,7 +61,7 @@ def test_a_cluster_and_a_source_that_look_wrong_are_said(tmp_path: Path, capsys:
     first, again = run(config), run(config)
     assert first is not None and again is not None and first.warnings == again.warnings
     large, unlike, source = first.warnings
-    assert large.startswith("clusters of 300 documents or more: 1; the largest has 1,") and "web/a.jsonl@" in large
+    assert large.startswith("clusters of 300 documents or more: 1; the largest has 1,") and "web/a.jsonl.zst@" in large
     assert "largest clusters less than 50% of the sampled pairs are similar" in unlike
     assert source.startswith("the source web loses") and "the median of the others is 0.0%" in source
     assert all(f" {config.out} --" in line for line in first.warnings)  # where to look
@@ -102,7 +102,7 @@ def test_a_list_of_yours_has_the_last_word(tmp_path: Path) -> None:
         tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(20), mix=Mix(holdout=0.2), keep_list=listed,
         tokenizer=Tokenizer(vocab_size=300, exact=False), keep=("train_text",),
     )  # fmt: skip
-    listed.write_text("# of mine\nkeep book/a.jsonl@10\nkeep book/a.jsonl@11\n\ndrop book/a.jsonl@5\n")
+    listed.write_text("# of mine\nkeep book/a.jsonl.zst@10\nkeep book/a.jsonl.zst@11\n\ndrop book/a.jsonl.zst@5\n")
     funnel = run(config)
     assert funnel is not None
     counts = Counts(funnel.tallies, [])
@@ -110,14 +110,16 @@ def test_a_list_of_yours_has_the_last_word(tmp_path: Path) -> None:
     assert [counts.total(reason).documents for reason in reasons] == [20, 0, 0, 1]
     kept = [document.text for name in ("train", "holdout") for document in read_corpus(tmp_path / "out" / name)]
     assert sorted(kept) == sorted(text for number, text in enumerate(texts) if number != 5)
-    listed.write_text("drop book/a.jsonl@10\n")  # the mix runs again
+    listed.write_text("drop book/a.jsonl.zst@10\n")  # the mix runs again
     changed = run(config)
     assert changed is not None
     counts = Counts(changed.tallies, [])
     assert [counts.total(reason).documents for reason in reasons] == [20, 0, 1, 1]
-    for line, fault in (("drop book/b.jsonl@1", "names book/b.jsonl@1, and the run has no such document"),
-                        ("drop book/a.jsonl@99", "names book/a.jsonl@99, and the run has no such document"),
-                        ("keep book/a.jsonl@1\ndrop book/a.jsonl@1", "line 2: expected each key once")):  # fmt: skip
+    for line, fault in (
+        ("drop book/b.jsonl.zst@1", r"names book/b\.jsonl\.zst@1, and the run has no such document"),
+        ("drop book/a.jsonl.zst@99", r"names book/a\.jsonl\.zst@99, and the run has no such document"),
+        ("keep book/a.jsonl.zst@1\ndrop book/a.jsonl.zst@1", "line 2: expected each key once"),
+    ):
         listed.write_text(f"{line}\n")
         with pytest.raises(GristmillError, match=fault):
             run(config)

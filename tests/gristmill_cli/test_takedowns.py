@@ -15,11 +15,11 @@ from preprocessing.steps.model_score import ScoreOptions
 from tests.gristmill_cli.corpus import write_records
 
 
-def corpus_of(folder: Path, texts: list[str]) -> Path:
-    """Write a corpus with a document `web-ROW` for each text."""
+def corpus_of(folder: Path, texts: list[str], name: str = "a.jsonl") -> Path:
+    """Write a corpus with a document `web-ROW` for each text, in a file of this name."""
     (folder / "corpus" / "web").mkdir(parents=True)
     records = [{"text": text, "id": f"web-{row}"} for row, text in enumerate(texts)]
-    write_records(folder / "corpus" / "web" / "a.jsonl", records)
+    write_records(folder / "corpus" / "web" / name, records)
     return folder / "corpus"
 
 
@@ -28,10 +28,10 @@ def texts_of(count: int) -> list[str]:
     return [" ".join(f"word{number}of{row}" for number in range(60)) for row in range(count)]
 
 
-def small_run(folder: Path, texts: list[str]) -> RunConfig:
+def small_run(folder: Path, texts: list[str], name: str = "a.jsonl") -> RunConfig:
     """Return a run to the mix of all documents with these texts."""
     return RunConfig(
-        corpus_of(folder, texts), folder / "out", workers=1, filter=Filter(0), mix=Mix(holdout=0), until="mix"
+        corpus_of(folder, texts, name), folder / "out", workers=1, filter=Filter(0), mix=Mix(holdout=0), until="mix"
     )
 
 
@@ -60,14 +60,14 @@ def test_lines_that_are_gone_from_a_list_are_warned_of(tmp_path: Path, capsys: p
         return said.partition("warning: ")[2].partition("\n")[0]
 
     first, second, third = lines.splitlines()
-    assert not said_of(f"{lines}drop web/a.jsonl@5\n")
-    assert not said_of(f"# the same\n{lines.replace('drop', 'gone')}drop web/a.jsonl@5\n")
+    assert not said_of(f"{lines}drop web/a.jsonl.zst@5\n")
+    assert not said_of(f"# the same\n{lines.replace('drop', 'gone')}drop web/a.jsonl.zst@5\n")
     for until in ("filter", "mix"):
         said = said_of("", until)
         assert f"{listed} lacks 4 lines of the list that the last run here had: `gone{first[4:]}`" in said, until
         assert "are in the mix again" in said
     kept = config.out / ".gristmill" / "keep_list.withdrawn.txt"
-    assert kept.read_text() == f"{lines.replace('drop', 'gone')}drop web/a.jsonl@5\n"
+    assert kept.read_text() == f"{lines.replace('drop', 'gone')}drop web/a.jsonl.zst@5\n"
     assert not said_of("")
     assert not said_of(lines)
     assert f"{listed} lacks 1 line of the list that the last run here had: `{second}`;" in said_of(
@@ -167,8 +167,13 @@ def test_a_line_holds_when_a_later_stage_cuts_the_text_that_a_looser_rule_lets_i
     ("line", "said"),
     [
         (f"drop sha256:{'0' * 32} web-2", r"line 1: no document has the text of"),
-        ("keep web/a.jsonl@12", r"names web/a.jsonl@12, and the run has no such document"),
-        ("drop press/a.jsonl@0", r"names press/a.jsonl@0, and the run has no such document"),
+        ("keep web/a.jsonl.zst@12", r"names web/a.jsonl.zst@12, and the run has no such document"),
+        ("drop press/a.jsonl.zst@0", r"names press/a.jsonl.zst@0, and the run has no such document"),
+        (
+            "keep web/a.jsonl@3",
+            r"names web/a.jsonl@3, by the name of a file of yours: expected web/a.jsonl.zst@ROW, .*"
+            r" `gristmill trace OUT web/a.jsonl@3` shows",
+        ),
     ],
 )
 def test_a_line_that_fits_no_document_is_said_before_documents_are_compared(
@@ -180,7 +185,7 @@ def test_a_line_that_fits_no_document_is_said_before_documents_are_compared(
     with pytest.raises(InputError, match=said):
         run(config)
     assert not (config.out / "dup").exists()
-    listed.write_text("keep web/a.jsonl@11\n")
+    listed.write_text("keep web/a.jsonl.zst@11\n")
     run(config)
 
 
@@ -214,22 +219,23 @@ def test_a_line_of_a_text_that_a_rule_removes_now_keeps_it_out_in_both_forms(
 
 
 def test_a_key_of_two_documents_shows_the_line_of_neither(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says how to get each; a key in a line is that of the raw corpus."""
+    """It says how to get each; a key in a line is that of the raw corpus, whose files have the names of documents."""
     texts = texts_of(6)
     texts[1] = "too short"
     rules = tmp_path / "rules.toml"
     rules.write_text("words = { min = 10 }\n")
-    config = replace(small_run(tmp_path, texts), recipe=str(rules))
+    config = replace(small_run(tmp_path, texts, "a.jsonl.zst"), recipe=str(rules))
     run(config)
     capsys.readouterr()
-    trace(config.out, ("web/a.jsonl@3",))
+    trace(config.out, ("web/a.jsonl.zst@3",))
     said = capsys.readouterr().out
     assert "drop sha256" not in said
-    for key in ("web/a.jsonl@3", "web/a.jsonl@4"):
-        assert f"web/a.jsonl@3 is the key of 2 documents: for the line, trace {key} with --lines true" in said
-    trace(config.out, ("web/a.jsonl@4",), lines=True)
+    for key in ("web/a.jsonl.zst@3", "web/a.jsonl.zst@4"):
+        assert f"\n{key}\n" in f"\n{said}"
+        assert f"web/a.jsonl.zst@3 is the key of 2 documents: for the line, trace {key} with --lines true" in said
+    trace(config.out, ("web/a.jsonl.zst@4",), lines=True)
     line = capsys.readouterr().out
-    assert line == take_down(config, "web-4").replace("web-4", "web/a.jsonl@4")
+    assert line == take_down(config, "web-4").replace("web-4", "web/a.jsonl.zst@4")
 
 
 def test_a_row_that_is_none_is_said_so_in_a_run_with_scores(tmp_path: Path) -> None:
