@@ -100,7 +100,7 @@ def test_core_hours_and_retries_of_a_stage_are_those_of_its_tasks(out: Path, wri
 
 def test_lengths_are_those_of_the_documents(out: Path) -> None:
     duplicates = iter_keys(out / "dup" / "duplicates.parquet")
-    removed = {row for file, rows in duplicates if file == "web/a.jsonl" for row in rows.tolist()}
+    removed = {row for file, rows in duplicates if file == "web/a.jsonl.zst" for row in rows.tolist()}
     assert removed
     for stage, left_out in (("normalize_text", set()), ("encode", removed)):
         lengths = json.loads((out / f".gristmill/run/{stage}.json").read_text())["counts"]["lengths"]
@@ -139,7 +139,7 @@ def test_texts_and_names_are_only_text(written: str) -> None:
 
 
 def test_documents_are_named_by_their_own_ids_too(written: str) -> None:
-    assert "b&<i>/a.jsonl@40 (id 40th) next to b&<i>/a.jsonl@0 (id 0th)" in Numbers(written).text
+    assert "b&<i>/a.jsonl.zst@40 (id 40th) next to b&<i>/a.jsonl.zst@0 (id 0th)" in Numbers(written).text
 
 
 def test_pictures_are_there_and_in_the_colours_of_the_page(written: str) -> None:

@@ -152,9 +152,9 @@ def test_an_id_a_place_and_a_key_of_a_report_lead_to_the_raw_record(config: RunC
     ((title, by_place),) = tracer.find(place)
     assert title == "own/a.jsonl@10" and [fate.outcome for fate in by_place] == [fate.outcome for fate in by_id]
     clean = next(document for document in read_corpus(config.out / "lines") if document.own_id == "own-20")
-    assert clean.key == DocKey("own/a.jsonl", 18)
-    titles = [title for title, _ in tracer.find(str(clean.key))]
-    assert titles == ["own/a.jsonl@18", "own/a.jsonl@21"]  # as a raw key, and as a key of what was mixed
+    assert clean.key == DocKey("own/a.jsonl.zst", 18)
+    assert [title for title, _ in tracer.find(str(clean.key))] == ["own/a.jsonl@21"]
+    assert [title for title, _ in tracer.find("own/a.jsonl@18")] == ["own/a.jsonl@18"]  # a raw key of another one
 
 
 def test_the_line_for_a_list_takes_the_document_down(config: RunConfig, tmp_path: Path, capsys) -> None:
@@ -250,7 +250,7 @@ def test_a_document_stays_down_when_its_row_or_file_is_another(tmp_path: Path, c
     write_records(file, records)
     assert left_out() == ["web-19", "web-20", "web-25"]
     capsys.readouterr()
-    listed.write_text("drop press/a.jsonl@3\n")
+    listed.write_text("drop press/a.jsonl.zst@3\n")
     assert left_out() == [records[3]["id"]]
     assert "1 document to drop by FILE@ROW: if files or rules change" in capsys.readouterr().err
 
@@ -283,7 +283,7 @@ def test_a_list_is_renewed_after_a_rule_rewrites_texts(tmp_path: Path, capsys: p
     trace(config.out, ("web-3", "web/a.jsonl@5", "web-9"), lines=True)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" ", 2)[2] for line in lines] == ["web-3", "web/a.jsonl@5", "web-9", "web/a.jsonl@8"]
-    listed.write_text("# by request\n" + "".join(f"{line}\n" for line in lines) + "keep web/a.jsonl@2\n")
+    listed.write_text("# by request\n" + "".join(f"{line}\n" for line in lines) + "keep web/a.jsonl.zst@2\n")
     config = replace(config, keep_list=listed)
     run(config)
     rules.write_text("words = { min = 10 }\npersonal = { mail = true }\n")
@@ -292,7 +292,7 @@ def test_a_list_is_renewed_after_a_rule_rewrites_texts(tmp_path: Path, capsys: p
     ):
         run(config)
     anew = renewed(config.out, listed, capsys)
-    assert anew.splitlines()[0] == "# by request" and anew.splitlines()[-1] == "keep web/a.jsonl@2"
+    assert anew.splitlines()[0] == "# by request" and anew.splitlines()[-1] == "keep web/a.jsonl.zst@2"
     assert [line.split()[-1] for line in anew.splitlines()] == [
         line.split()[-1] for line in listed.read_text().splitlines()
     ]
