@@ -31,6 +31,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io.compression.streams import decompress
 from gristmill.io.facts import read_index
+from gristmill.io.lines import read_lines
 from gristmill.steps import DocumentStep
 from preprocessing.filter import filter as find_short
 from preprocessing.filter_quality import filter_quality
@@ -244,7 +245,7 @@ def test_facts_say_of_each_raw_record_what_became_of_it(
             assert row["detail"] == "bad.com"
     of_big = {row["raw_row"]: row for row in rows if row["raw_file"] == "wiki/big.jsonl"}
     lines = (raw / "wiki/big.jsonl").read_bytes().split(b"\n")
-    written = (tmp_path / "documents/wiki/big.jsonl").read_bytes().split(b"\n")
+    written = list(read_lines(tmp_path / "documents/wiki/big.jsonl.zst"))
     for number, row in of_big.items():
         if row["row"] is not None:
             assert json.loads(written[row["row"]])["id"] == json.loads(lines[number])["id"]
@@ -284,7 +285,7 @@ def test_what_has_changed_is_done_again_and_nothing_else(raw: Path, recipe: str,
     before = files_in(tmp_path / "documents")
     (raw / "book/b.jsonl.gz").unlink()
     assert tasks_run(steps_of(recipe))
-    assert files_in(tmp_path / "documents").keys() == before.keys() - {"book/b.jsonl.gz"}
+    assert files_in(tmp_path / "documents").keys() == before.keys() - {"book/b.jsonl.zst"}
     assert not [path for path in (tmp_path / "facts").rglob("*") if "b.jsonl.gz" in path.name]
 
 
@@ -339,7 +340,7 @@ def test_a_killed_pass_goes_on_and_gives_the_same_bytes(raw: Path, recipe: str, 
     command = [sys.executable, str(script), str(raw), str(tmp_path / "killed"), recipe, str(workers)]
     killed = subprocess.Popen(command, env={"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
     end = time.monotonic() + patience(60)
-    while len(found_below(tmp_path / "killed/documents", "*.jsonl")) < 4:
+    while len(found_below(tmp_path / "killed/documents", "*.jsonl.zst")) < 4:
         assert killed.poll() is None, "it ended before it could be stopped"
         assert time.monotonic() < end
         time.sleep(0.002)

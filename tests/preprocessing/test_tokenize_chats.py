@@ -220,7 +220,7 @@ def test_shards_and_ray_write_the_bytes_of_one_process(tmp_path: Path, many: lis
         write_chats(tmp_path / "chats" / source / "chats.jsonl", make_chats(40, seed=ord(source)))
     tokenize_chats(tmp_path / "chats", tmp_path / "one", folder, ONE)
     command = [sys.executable, "-m", "gristmill_cli", "tokenize-chats", str(tmp_path / "chats"), str(tmp_path / "many")]
-    command += ["--tokenizer", str(folder), "--workers", "1"]
+    command += ["--tokenizer", str(folder), "--workers", "1", "--memory", "1GiB"]
     starts = [many, ["--shard", "1/2"]] if "--shard" in many else [many]
     started = [subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True) for words in starts]
     said = [process.communicate(timeout=patience(120))[1] for process in started]
