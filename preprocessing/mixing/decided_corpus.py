@@ -7,7 +7,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet
@@ -47,17 +46,12 @@ class GroupDecisions:
 
 def _join(pieces: Sequence[DecidedFile]) -> DecidedFile:
     """Return the decisions on consecutive rows of one file, which are in several files of decisions, as one."""
-    rows = list[NDArray[np.int64]]()
-    copies = list[NDArray[np.int64]]()
-    sizes = list[NDArray[np.int64]]()
-    bands = list[NDArray[np.str_]]()
-    for piece in pieces:
-        rows.append(piece.rows)
-        copies.append(piece.copies)
-        sizes.append(piece.sizes)
-        bands.append(piece.bands)
     return DecidedFile(
-        pieces[0].name, np.concatenate(rows), np.concatenate(copies), np.concatenate(sizes), np.concatenate(bands)
+        pieces[0].name,
+        rows=np.concatenate([piece.rows for piece in pieces]),
+        copies=np.concatenate([piece.copies for piece in pieces]),
+        sizes=np.concatenate([piece.sizes for piece in pieces]),
+        bands=np.concatenate([piece.bands for piece in pieces]),
     )
 
 

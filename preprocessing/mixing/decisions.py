@@ -190,7 +190,7 @@ def decide_tasks(
         written = outputs[start : number + 1]
         sources = sorted({group.source for group in chosen})
         arguments = {
-            "groups": list(chosen), "epochs": _only(epochs, sources), "limits": _only(limits, sources),
+            "groups": list(chosen), "epochs": _of_sources(epochs, sources), "limits": _of_sources(limits, sources),
             "digests": digests, "seed": seed, "outputs": list(written),
         }  # fmt: skip
         yield Task(chosen[0].label, decide_groups, arguments, tuple(written))
@@ -198,8 +198,8 @@ def decide_tasks(
         size = 0
 
 
-def _only(values: Mapping[str, Value], sources: Sequence[str]) -> dict[str, Value]:
-    """Return what is known of some sources."""
+def _of_sources(values: Mapping[str, Value], sources: Sequence[str]) -> dict[str, Value]:
+    """Return the values of some sources, by source."""
     return {source: values[source] for source in sources}
 
 
