@@ -41,7 +41,7 @@ def frames_of(file: BinaryIO, end: int | None = None) -> Iterator[tuple[int, Ite
             else:
                 _skip(file, size)
         else:
-            yield offset, _content(file, magic, dictionary)
+            yield offset, _frame_content(file, magic, dictionary)
             has_frame = True
         offset = file.tell()
     if not has_frame:
@@ -55,7 +55,8 @@ def _dictionary_in(content: bytes) -> zstandard.ZstdCompressionDict:
     return zstandard.ZstdCompressionDict(content)
 
 
-def _content(file: BinaryIO, magic: bytes, dictionary: zstandard.ZstdCompressionDict | None) -> Iterator[bytes]:
+def _frame_content(file: BinaryIO, magic: bytes, dictionary: zstandard.ZstdCompressionDict | None) -> Iterator[bytes]:
+    """Yield the content of a frame in blocks; its first bytes, `magic`, have been read."""
     header = magic + _read_exactly(file, 1)
     header += _read_exactly(file, zstandard.frame_header_size(header) - len(header))
     parameters = zstandard.get_frame_parameters(header)
@@ -72,14 +73,15 @@ def _content(file: BinaryIO, magic: bytes, dictionary: zstandard.ZstdCompression
             number = int.from_bytes(block, "little")
             is_last = bool(number & 1)
             is_repeated_byte = number >> 1 & 3 == 1
-            size = number >> 3
-            content = frame.decompress(block + _read_exactly(file, 1 if is_repeated_byte else size))
-            if held < window and (held := min(window, held + len(content))) > _FREE_WINDOW:
-                if not hold.fits(held):
-                    raise hold.refuse(
-                        f"{getattr(file, 'name', 'a file')}, which refers back over {window:,} bytes,", window
-                    )
-                hold.grow(held)
+            size = 1 if is_repeated_byte else number >> 3
+            content = frame.decompress(block + _read_exactly(file, size))
+            if held < window:
+                held = min(window, held + len(content))
+                if held > _FREE_WINDOW:
+                    if not hold.fits(held):
+                        name = getattr(file, "name", "a file")
+                        raise hold.refuse(f"{name}, which refers back over {window:,} bytes,", window)
+                    hold.grow(held)
             yield content
     finally:
         hold.release()
