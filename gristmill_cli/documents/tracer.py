@@ -298,7 +298,8 @@ class Tracer:
             is_down = row is not None and row["reason"] == LISTED
             lines = [line_of(fact, name)]
             fact_of_kept = self._fact(kept) if kept else None
-            if kept and fact_of_kept:
+            is_exact_copy = fact_of_kept is not None and line_of(fact_of_kept, name) == lines[0]
+            if kept and fact_of_kept and not is_exact_copy:
                 lines.append(line_of(fact_of_kept, str(self._raw_key(kept))))
             way.take_down = tuple(lines)
             facts = [fact]

@@ -10,7 +10,7 @@ from gristmill_cli.documents.trace import trace
 from gristmill_cli.documents.tracer import Tracer
 from gristmill_cli.documents.way import Fate
 from gristmill_cli.run import run
-from gristmill_cli.run_config import Filter, Lines, Mix, RunConfig
+from gristmill_cli.run_config import Dedup, Filter, Lines, Mix, RunConfig
 from preprocessing.steps.model_score import ScoreOptions
 from tests.gristmill_cli.corpus import write_records
 
@@ -42,6 +42,16 @@ def take_down(config: RunConfig, *names: str) -> str:
         for _, fates in Tracer(config).find(name):
             lines += [line for fate in fates for line in fate.lines]
     return "".join(f"{line}\n" for line in lines)
+
+
+def test_one_line_takes_down_a_document_and_its_exact_copy(tmp_path: Path) -> None:
+    texts = texts_of(3)
+    near = texts[1].replace("word59of1", "another")
+    config = small_run(tmp_path, [*texts, texts[0], near])
+    run(replace(config, dedup=Dedup(exact=True)))
+    (line,) = take_down(config, "web-3").splitlines()
+    assert line == take_down(config, "web-0").rstrip().replace("web-0", "web-3")
+    assert len(take_down(config, "web-4").splitlines()) == 2  # its own, and that of the one that it resembles
 
 
 def test_lines_that_are_gone_from_a_list_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
